@@ -1,0 +1,68 @@
+"""Named errors. Each message is one line that says what is wrong, where, and what to do about it.
+
+Everything a caller may want to catch derives from :class:`KenpoError`. The command line prints the message on standard
+error and exits with ``exit_status``: 2 for input that can be mended by the user, 1 for a run that could not go on.
+"""
+
+from __future__ import annotations
+
+
+class KenpoError(Exception):
+    """Base of all errors that Kenpo raises on purpose."""
+
+    exit_status = 2
+
+
+class InputError(KenpoError, ValueError):
+    """A value, file, column or option that can't be used as given."""
+
+
+class UnknownNameError(InputError, KeyError):
+    """A name (algorithm, task, verifier, setting, column) that is not known; the message lists close matches."""
+
+    def __str__(self) -> str:  # KeyError would show the repr
+        return str(self.args[0]) if self.args else ""
+
+
+class MissingFieldError(InputError):
+    """A stage needs an optional field that the batch does not have."""
+
+
+class UndeclaredFieldError(KenpoError, AttributeError):
+    """A stage read an optional field that it does not name in ``needs``. A fault in the stage, not in the data."""
+
+
+class NonFiniteError(InputError):
+    """A NaN or infinity at a trained position."""
+
+
+class IllegalCombinationError(InputError):
+    """Stages that can't stand in one algorithm, refused when the algorithm is built."""
+
+
+class ScopeError(InputError):
+    """A cut of the batch that splits what a stage must see whole, or a stage that needs two phases in a one-phase call."""
+
+
+class VerifierError(KenpoError):
+    """A verifier that failed on a whole batch (it raised, timed out, or returned no usable number for any sample)."""
+
+
+class RunError(KenpoError):
+    """A run that can't go on (disk full, no group left to train on). What was saved stays intact."""
+
+    exit_status = 1
+
+
+class RefillExhaustedError(RunError):
+    """Dynamic sampling found too few usable groups within its bound."""
+
+
+def unknown_name(kind: str, name: str, known, hint: str = "") -> UnknownNameError:
+    """An :class:`UnknownNameError` that lists close matches, or all names if none is close."""
+    import difflib
+
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    listed = f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(known)}"
+    return UnknownNameError(f"unknown {kind} {name!r}: {listed}{' ' + hint if hint else ''}")
