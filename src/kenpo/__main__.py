@@ -1,0 +1,5 @@
+import sys
+
+from kenpo.cli import main
+
+sys.exit(main())
