@@ -1,0 +1,61 @@
+# Kenpo: two commands on a fresh machine are `make train` and `make test`; `make help` lists the rest.
+#
+#   PYTHON=python3.12   the interpreter to build .venv with (3.11 or newer)
+#   ARGS="..."          further options for the command behind a target:
+#                       make train ARGS="--seed 1 --out runs/seed1"     make test ARGS="-k grpo"
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup setup-dev train test check format format-check lint types layering slow integration mutants docs clean
+
+PY := .venv/bin/python
+ARGS ?=
+SETUP = PYTHON="$(PYTHON)" scripts/setup.sh
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1@\2/' | column -t -s @
+
+setup:  ## .venv with Kenpo in it (done once)
+	@$(SETUP) run
+
+setup-dev:  ## the same with what the tests and the linters need
+	@$(SETUP) dev
+
+train: setup  ## the main job: runs/first, resumed if it is unfinished, else runs/first-2
+	@$(PY) -m kenpo train --out runs/first $(ARGS)
+
+test: setup-dev  ## the default tests
+	@$(PY) -m pytest -m "not slow and not integration" $(ARGS)
+
+check: format-check lint types layering test  ## what has to pass before a change lands
+
+format: setup-dev  ## write the sources in the house format
+	@$(PY) -m ruff format .
+
+format-check: setup-dev
+	@$(PY) -m ruff format --check .
+
+lint: setup-dev
+	@$(PY) -m ruff check .
+
+types: setup-dev
+	@$(PY) -m mypy
+
+layering: setup-dev  ## who may import whom
+	@$(PY) -m pytest tests/test_layering.py
+
+slow: setup-dev  ## the long tests
+	@$(PY) -m pytest -m slow --timeout 3600 $(ARGS)
+
+integration: setup-dev  ## tests with a real model from the package registry
+	@$(PY) -m pytest -m integration --timeout 3600 $(ARGS)
+
+mutants: setup-dev  ## plant each fault of tests/mutants/mutants.toml and see a test fail
+	@$(PY) tests/mutants/run.py $(ARGS)
+
+docs: setup-dev  ## links, commands and doctests of README, docs/ and the sources
+	@$(PY) -m pytest tests/test_docs.py $(ARGS)
+
+clean:  ## remove .venv and the caches; runs/ stays
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build
