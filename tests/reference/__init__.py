@@ -1,0 +1,32 @@
+"""Independent references of Kenpo's algorithms: plain Python, the papers' formulas, nothing from kenpo.
+
+`REFERENCES[name](case, **numbers)` gives (loss, coefficients, advantages, weights); without numbers the defaults are the
+catalogue's. `numbers(settings)` turns a case file's dotted settings into these keyword arguments.
+"""
+
+from __future__ import annotations
+
+from . import grpo_family
+
+REFERENCES = {
+    "grpo": grpo_family.grpo,
+    "dapo": grpo_family.dapo,
+    "dr_grpo": grpo_family.dr_grpo,
+    "gspo": grpo_family.gspo,
+    "gspo_token": grpo_family.gspo_token,
+    "luspo": grpo_family.luspo,
+    "gmpo": grpo_family.gmpo,
+    "pmpo": grpo_family.pmpo,
+    "sapo": grpo_family.sapo,
+    "sspo": grpo_family.sspo,
+    "cispo": grpo_family.cispo,
+    "dhpo": grpo_family.dhpo,
+}
+
+
+def numbers(settings: dict) -> dict:
+    """{"surrogate.low": .1} as {"low": .1}; `"regularizers": []` as beta 0. The last part of a key names the number."""
+    if "regularizers" in settings and settings["regularizers"] != []:
+        raise ValueError("from a file a tuple slot can only be emptied")
+    return {"beta" if key == "regularizers" else key.rsplit(".", 1)[-1]: 0.0 if key == "regularizers" else value
+            for key, value in settings.items()}  # fmt: skip
