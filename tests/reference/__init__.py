@@ -1,12 +1,12 @@
 """Independent references of Kenpo's algorithms: plain Python, the papers' formulas, nothing from kenpo.
 
-`REFERENCES[name](case, **numbers)` gives (loss, coefficients, advantages, weights); without numbers the defaults are the
-catalogue's. `numbers(settings)` turns a case file's dotted settings into these keyword arguments.
+`REFERENCES[name](case, **numbers)` gives (loss, coefficients, advantages, weights); without numbers the defaults are
+the catalogue's. `numbers(settings)` turns a case file's dotted settings into these keyword arguments.
 """
 
 from __future__ import annotations
 
-from . import grpo_family
+from . import grpo_family, mismatch, trust_region
 
 REFERENCES = {
     "grpo": grpo_family.grpo,
@@ -21,6 +21,30 @@ REFERENCES = {
     "sspo": grpo_family.sspo,
     "cispo": grpo_family.cispo,
     "dhpo": grpo_family.dhpo,
+    "dppo": trust_region.dppo,
+    "dppo_kl": trust_region.dppo_kl,
+    "dppo_topk": trust_region.dppo_topk,
+    "trm": trust_region.trm,
+    "minpro": trust_region.minpro,
+    "minpro_brief": trust_region.minpro_brief,
+    "m2po": trust_region.m2po,
+    "m2po_code": trust_region.m2po_code,
+    "off_policy_grpo": trust_region.off_policy_grpo,
+    "stapo": trust_region.stapo,
+    "mini_rl": trust_region.mini_rl,
+    "rspo": trust_region.rspo,
+    "rspo_pre_clip": trust_region.rspo_pre_clip,
+    "rspo_post_clip": trust_region.rspo_post_clip,
+    "tis": mismatch.tis,
+    "mis": mismatch.mis,
+    "icepop": mismatch.icepop,
+    "online_icepop": mismatch.online_icepop,
+    "kpop": mismatch.kpop,
+    "gppo": mismatch.gppo,
+    "ripo": mismatch.ripo,
+    "rloo": mismatch.rloo,
+    "reinforce_pp": mismatch.reinforce_pp,
+    "reinforce_pp_baseline": mismatch.reinforce_pp_baseline,
 }
 
 

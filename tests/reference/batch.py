@@ -149,7 +149,7 @@ def leave_one_out(group: list[float], k: int) -> float:
 
 
 def whiten_over_tokens(batch: Batch, outcome: list[float], eps: float = 1e-8) -> list[float]:
-    """(x - mean) / sqrt(var + eps), mean and variance (ddof 1) over all trained tokens, each carrying its response's x."""
+    """(x - mean) / sqrt(var + eps), mean and variance (ddof 1) over all trained tokens; a token has its response's x."""
     tokens = [x for y, x in zip(batch, outcome, strict=True) for _ in range(y.n)]
     if len(tokens) < 2 or constant(tokens):
         return [0.0] * batch.N

@@ -84,7 +84,7 @@ def gspo(case, low=3e-4, high=4e-4, eps=1e-6):
 
 
 def gspo_token(case, low=3e-4, high=4e-4, eps=1e-6):
-    """GSPO-token, same paper: s_it = sg[s_i] pi_theta(y_it)/sg[pi_theta(y_it)], J = (1/N) sum_i (1/n_i) sum_t min(...)."""
+    """GSPO-token, same paper: s_it = sg[s_i] pi(y_it)/sg[pi(y_it)], J = (1/N) sum_i (1/n_i) sum_t min(...)."""
     batch = Batch(case)
     A = batch.by_group(batch.rewards, z_score(eps))
     J = [[clipped(s, a, low, high) for s in gspo_token_ratios(y)] for y, a in zip(batch, A, strict=True)]
@@ -101,7 +101,7 @@ def gspo_token_ratios(y):
 
 
 def luspo(case, low=2e-3, high=2.5e-3, eps=1e-6):
-    """LUSPO, arXiv 2602.05261: GSPO's term of each response times its length, J = (1/N) sum_i n_i min( s_i A_i, ... )."""
+    """LUSPO, arXiv 2602.05261: GSPO's term of a response times its length, J = (1/N) sum_i n_i min( s_i A_i, ... )."""
     batch = Batch(case)
     A = batch.by_group(batch.rewards, z_score(eps))
     J = [y.n * clipped(sequence_ratio(y), a, low, high) for y, a in zip(batch, A, strict=True) if y.n]
@@ -116,9 +116,9 @@ def signed_clip(d, A: float, low: float, high: float):
 
 
 def gmpo(case, low=0.4, high=0.4, eps=1e-6):
-    """GMPO, arXiv 2507.20673: J = (1/N) sum_i A_i exp( (1/n_i) sum_t dc_it ), dc the log-ratio clipped on the side A pushes.
+    """GMPO, arXiv 2507.20673: J = (1/N) sum_i A_i exp( (1/n_i) sum_t dc_it ).
 
-    Where paper and frameworks differ (low != high) the floor for A < 0 is exp(-low), as in verl and TRL.
+    dc is the log-ratio clipped on the side A pushes to. Where paper and frameworks differ (low != high) the floor for A < 0 is exp(-low), as in verl and TRL.
     """
     batch = Batch(case)
     A = batch.by_group(batch.rewards, z_score(eps))
