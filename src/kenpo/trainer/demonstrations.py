@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -43,10 +42,10 @@ class AdditionSource:
 
 
 class FileSource:
-    """Rows of a JSON-lines file, in a fresh seeded order each time through."""
+    """Rows of a .jsonl, .json or .parquet file, in a fresh seeded order each time through."""
 
     def __init__(self, path: str, prompt_column: str, response_column: str, seed: int) -> None:
-        self.rows = read_rows(path, prompt_column, response_column)
+        self.rows = read_texts(path, prompt_column, response_column)
         self.seed = seed
         self._epoch, self._order = -1, []  # type: tuple[int, list[int]]
 
@@ -59,35 +58,18 @@ class FileSource:
         return self.rows[self._order[place]]
 
 
-def read_rows(path: str, prompt_column: str, response_column: str) -> list[Text]:
-    """All rows of a JSON-lines file; `InputError` names the file, the line and the column that is wrong."""
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"{path}: no such file; give 'addition' or a JSON-lines file with prompt and response columns")
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path}: can't be read as UTF-8 text ({error}); give a JSON-lines file") from None
-    rows = [
-        _row(line, f"{path}:{number}", prompt_column, response_column)
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-    if not rows:
-        raise InputError(f"{path}: is empty; give at least one row of JSON with prompt and response")
-    return rows
+def read_texts(path: str, prompt_column: str, response_column: str) -> list[Text]:
+    """All rows of a data file; `InputError` names the file, the row and the column that is wrong."""
+    from kenpo.experience.rows import read_rows
+
+    return [_text(row.values, f"{path}: {row.place}", prompt_column, response_column) for row in read_rows(Path(path))]
 
 
-def _row(line: str, where: str, prompt_column: str, response_column: str) -> Text:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON ({error.msg}); each line must hold one object") from None
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: holds {type(row).__name__}, not an object; each line must hold one object")
+def _text(row: dict[str, Any], where: str, prompt_column: str, response_column: str) -> Text:
     for column, option in ((prompt_column, "--prompt-column"), (response_column, "--response-column")):
         if column not in row:
-            raise InputError(f"{where}: has no column {column!r}; name one of {', '.join(row) or 'none'} with {option}")
+            listed = ", ".join(row) or "none"
+            raise InputError(f"{where}: no column {column!r}; the columns are {listed}; choose one with {option}")
     prompt, response = row[prompt_column], row[response_column]
     messages = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
     if not prompt or not (isinstance(prompt, str) or messages):

@@ -1,0 +1,414 @@
+"""Supervised warm start: next-token training on demonstrations, and an ordinary model folder at the end.
+
+One optimizer step minimises the mean of -log p over the response tokens (their end included) of the whole batch,
+however the batch was cut into microbatches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kenpo.errors import InputError, RunError, unknown_name
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from kenpo.trainer.demonstrations import Row, Source
+
+DTYPES = ("float32", "bfloat16", "float64")
+SCHEDULES = ("constant", "linear", "cosine")
+_FRESH_SIZES = ("hidden", "layers", "heads", "kv_heads", "ffn", "context")
+
+
+@dataclass(frozen=True)
+class SFTConfig:
+    """Everything that defines a supervised run. None: filled by `resolve` and recorded."""
+
+    out: str
+    """Model folder to write; it must not exist."""
+    model: str | None = None
+    """Model to start from: a folder, a hub name, or "bundled". Give this or --fresh."""
+    fresh: Literal["qwen3", "llama", "gpt2"] | None = None
+    """Start from random weights of this architecture."""
+    hidden: int | None = None
+    """Width of a fresh model (192)."""
+    layers: int | None = None
+    """Layers of a fresh model (4)."""
+    heads: int | None = None
+    """Attention heads of a fresh model (4)."""
+    kv_heads: int | None = None
+    """Key-value heads of a fresh model (2 for qwen3, else as many as heads)."""
+    ffn: int | None = None
+    """Feed-forward width of a fresh model (about 8/3 of hidden; 4 times for gpt2)."""
+    context: int | None = None
+    """Longest sequence of a fresh model (256)."""
+    tokenizer: str | None = None
+    """Tokenizer folder of a fresh model; default: one token per character of the addition task."""
+
+    data: str = "addition"
+    """\"addition\", or a .jsonl, .json or .parquet file."""
+    prompt_column: str | None = None
+    """Column of a file that holds the prompt, a text or chat messages (prompt)."""
+    response_column: str | None = None
+    """Column of a file that holds the response (response)."""
+    dropped_carry: float | None = None
+    """Share of the addition demonstrations that ignore every carry (0.6)."""
+
+    steps: int = 220
+    batch: int = 64
+    """Texts per optimizer step."""
+    micro_batch: int | None = None
+    """Texts in one forward and backward; changes memory and speed only. Default: the whole batch."""
+    lr: float = 1e-3
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up; linear and cosine end at 0."""
+    warmup: int = 20
+    """Steps of linear warm-up."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """AdamW's."""
+    weight_decay: float = 0.0
+    """Decoupled, on matrices only."""
+    grad_clip: float = 1.0
+    """Largest norm of the gradient; 0: off."""
+
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """bfloat16 computes under autocast; weights and optimizer stay float32, and so does the folder."""
+    device: str = "cpu"
+    seed: int = 0
+    """Of the fresh weights and of the order of the texts."""
+    threads: int | None = None
+    """CPU threads, recorded because the order of additions depends on them; default: torch's."""
+
+    eval_task: str | None = None
+    """Task whose held-out greedy accuracy is measured before and after; default: addition for its own demonstrations."""
+    eval_problems: int = 500
+    """Held-out problems; 0: no measurement."""
+    eval_tokens: int = 64
+    """Longest response in the measurement."""
+    quiet: bool = False
+    """No progress."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        check(self)
+
+
+_AT_LEAST = {"steps": 1, "batch": 1, "micro_batch": 1, "warmup": 0, "weight_decay": 0, "grad_clip": 0, "threads": 1,
+             "eval_problems": 0, "eval_tokens": 1, "seed": 0}  # fmt: skip
+
+
+def check(config: SFTConfig) -> None:
+    """`InputError` for a number out of range, and for an option that would have no effect beside the others."""
+    for name, least in _AT_LEAST.items():
+        value = getattr(config, name)
+        if value is not None and not value >= least:
+            raise InputError(f"{_flag(name)}: {value} is below the least allowed, {least}")
+    if not 0 < config.lr < math.inf:
+        raise InputError(f"--lr: {config.lr} is not a positive number")
+    if not (len(config.betas) == 2 and all(0 <= b < 1 for b in config.betas)):
+        raise InputError(f"--betas: two numbers in [0, 1) expected, got {config.betas}")
+    if config.dropped_carry is not None and not 0 <= config.dropped_carry <= 1:
+        raise InputError(f"--dropped-carry: {config.dropped_carry} is not a share between 0 and 1")
+    for name, known in (("dtype", DTYPES), ("schedule", SCHEDULES)):
+        if getattr(config, name) not in known:
+            raise unknown_name(name, str(getattr(config, name)), known)
+    if (config.model is None) == (config.fresh is None):
+        raise InputError("give either --model FOLDER or --fresh ARCHITECTURE (qwen3, llama, gpt2)")
+    if config.fresh is None:
+        _refuse(config, (*_FRESH_SIZES, "tokenizer"), "describes a fresh model; it has no effect with --model")
+    if config.data == "addition":
+        _refuse(config, ("prompt_column", "response_column"), "names a column of a file; it has no effect on addition")
+    else:
+        _refuse(config, ("dropped_carry",), "belongs to the addition demonstrations; it has no effect on a file")
+        if config.fresh is not None and config.tokenizer is None:
+            raise InputError(f"--tokenizer: a fresh model for {config.data} needs a tokenizer folder")
+
+
+def _refuse(config: SFTConfig, names: Sequence[str], why: str) -> None:
+    for name in names:
+        if getattr(config, name) is not None:
+            raise InputError(f"{_flag(name)} {why}; leave it out")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def resolve(config: SFTConfig) -> SFTConfig:
+    """The configuration with the Nones that have a value filled in, as it is recorded."""
+    import torch
+
+    filled: dict[str, Any] = {"micro_batch": config.micro_batch or config.batch}
+    filled["threads"] = config.threads or torch.get_num_threads()
+    if config.fresh is not None:
+        from kenpo.trainer.fresh import Architecture
+
+        sizes = {n: v for n in _FRESH_SIZES if (v := getattr(config, n)) is not None}
+        if config.fresh == "qwen3":
+            sizes.setdefault("kv_heads", 2)
+        shape = Architecture(config.fresh, **sizes)
+        filled |= {n: getattr(shape, n) for n in _FRESH_SIZES}
+        filled |= {"ffn": shape.resolved_ffn(), "kv_heads": shape.kv_heads or shape.heads}
+    if config.data == "addition":
+        from kenpo.experience.addition import DROPPED_CARRY
+
+        filled["dropped_carry"] = DROPPED_CARRY if config.dropped_carry is None else config.dropped_carry
+        filled["eval_task"] = config.eval_task or "addition"
+    else:
+        filled["prompt_column"] = config.prompt_column or "prompt"
+        filled["response_column"] = config.response_column or "response"
+    return dataclasses.replace(config, **filled)
+
+
+def run(config: SFTConfig, report: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train as `config` says, write the model folder, and return the summary.
+
+    OUT is an ordinary model folder; OUT/sft holds config.json (resolved), losses.jsonl and summary.json.
+    Raises `InputError` before any work for what can be known then, `RunError` for a loss that is not finite or a disk
+    that is full; neither leaves anything at OUT.
+    """
+    import torch
+
+    out = Path(config.out)
+    if os.path.lexists(out):
+        raise InputError(f"--out: {out} exists; choose another folder")
+    config = resolve(config)
+    assert config.threads is not None
+    torch.set_num_threads(config.threads)
+    started = time.monotonic()
+    source = _source(config)
+    model, tokenizer = _start(config)
+    measure = _evaluation(config, model, tokenizer)
+    before = measure() if measure else None
+    if before is not None:
+        report(f"held-out greedy accuracy before: {before:.1%}")
+    losses = list(_train(config, model, tokenizer, source, report))
+    after = measure() if measure else None
+    if after is not None:
+        report(f"held-out greedy accuracy after:  {after:.1%}")
+    summary = {"eval": {"before": before, "after": after}, "loss": losses[-1]["loss"],
+               "parameters": sum(p.numel() for p in model.parameters()),
+               "seconds": round(time.monotonic() - started, 1)}  # fmt: skip
+    _write(out, model, tokenizer, config, losses, summary)
+    report(f"wrote {out}")
+    return summary
+
+
+def _source(config: SFTConfig) -> Source:
+    from kenpo.trainer.demonstrations import AdditionSource, FileSource
+
+    if config.data == "addition":
+        assert config.dropped_carry is not None
+        return AdditionSource(config.seed, config.dropped_carry)
+    assert config.prompt_column is not None and config.response_column is not None
+    return FileSource(config.data, config.prompt_column, config.response_column, config.seed)
+
+
+def _start(config: SFTConfig) -> tuple[Any, Any]:
+    """The model, on its device, and its tokenizer. Dropout stays off: it would make the step depend on the split."""
+    from kenpo.models.loading import load_model
+
+    weights = "float64" if config.dtype == "float64" else "float32"
+    if config.fresh is None:
+        assert config.model is not None
+        model, tokenizer = load_model(config.model, dtype=weights, device=config.device)
+    else:
+        from kenpo.trainer.fresh import Architecture
+
+        tokenizer = _tokenizer(config.tokenizer)
+        shape = Architecture(config.fresh, **{n: getattr(config, n) for n in _FRESH_SIZES})
+        model = shape.build(tokenizer, config.seed)
+        if weights == "float64":
+            model = model.double()
+        model = model.to(config.device)
+    if tokenizer.eos_token_id is None:
+        raise InputError("tokenizer: has no end-of-sequence token, so no response could ever end; add one to it")
+    return model.eval(), tokenizer
+
+
+def _tokenizer(folder: str | None) -> Any:
+    if folder is None:
+        from kenpo.experience.addition import character_tokenizer
+
+        return character_tokenizer()
+    from transformers import AutoTokenizer
+
+    if not Path(folder).is_dir():
+        raise InputError(f"--tokenizer: {folder} is not a folder; give one that holds tokenizer.json")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--tokenizer: {folder} can't be opened ({str(error).splitlines()[0]})") from None
+
+
+def _evaluation(config: SFTConfig, model: Any, tokenizer: Any) -> Callable[[], float] | None:
+    """A function that measures held-out greedy accuracy, or None where nothing is to be measured."""
+    if config.eval_task is None or config.eval_problems == 0:
+        return None
+    from kenpo.engines.base import SamplingOptions
+    from kenpo.engines.hf import HFEngine
+    from kenpo.experience.tasks import load_task
+    from kenpo.experience.verifiers import Sample, load_verifier
+    from kenpo.models.loading import encode_prompt
+
+    task = load_task(config.eval_task, seed=config.seed, heldout=config.eval_problems)
+    problems = task.heldout(config.eval_problems)
+    prompts = [encode_prompt(tokenizer, p.prompt, task.system) for p in problems]
+    options = SamplingOptions(max_tokens=config.eval_tokens)
+
+    def measure() -> float:
+        engine = HFEngine(model, tokenizer)
+        answers = [c[0] for c in engine.generate(prompts, [[0]] * len(prompts), options, greedy=True)]
+        samples = [Sample(completion=a.text, answer=p.answer, prompt=p.prompt, truncated=a.truncated, extra=p.extra)
+                   for a, p in zip(answers, problems, strict=True)]  # fmt: skip
+        with load_verifier(task.verifier, task=task) as verifier:
+            verdicts = verifier.score(samples)
+        return sum(v.reward >= 1 for v in verdicts) / len(verdicts)
+
+    return measure
+
+
+def token_mean_loss(model: Any, rows: Sequence[Row], total: int) -> Tensor:
+    """The share of `rows` in the batch loss: the sum of -log p over their response tokens, divided by `total`.
+
+    `total` is the number of response tokens of the whole batch, so shares of microbatches add up to the batch's mean.
+    """
+    import torch
+
+    from kenpo.models.policy import policy_terms
+    from kenpo.trainer.demonstrations import collate
+    from kenpo.types import Rollouts
+
+    tokens, mask = (x.to(model.device) for x in collate(rows))
+    nothing = torch.zeros(len(rows), device=tokens.device)
+    batch = Rollouts(tokens=tokens, mask=mask, group=nothing.long(), rewards=nothing)
+    return -policy_terms(model, batch, temperature=1.0).logp[mask].sum() / total
+
+
+def accumulate(model: Any, rows: Sequence[Row], micro_batch: int, autocast: contextlib.AbstractContextManager) -> float:
+    """Add the gradient of the batch loss to the parameters and return the loss; equal for every `micro_batch`."""
+    total = sum(len(row.ids) - row.prompt for row in rows)
+    rows = sorted(rows, key=lambda row: len(row.ids))  # alike lengths together: less padding
+    value = 0.0
+    for start in range(0, len(rows), micro_batch):
+        with autocast:
+            loss = token_mean_loss(model, rows[start : start + micro_batch], total)
+        loss.backward()
+        value += loss.item()
+    return value
+
+
+def _train(
+    config: SFTConfig, model: Any, tokenizer: Any, source: Source, report: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Run the optimizer steps; yields one record per step."""
+    import torch
+
+    from kenpo.models.loading import context_length
+    from kenpo.trainer.demonstrations import encode
+
+    context = context_length(model)
+    optimizer = _optimizer(config, model)
+    assert config.micro_batch is not None
+    with _progress(config) as advance:
+        for step in range(config.steps):
+            rows = [encode(tokenizer, source.text(step * config.batch + i), context) for i in range(config.batch)]
+            rate = config.lr * _pace(config, step)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad(set_to_none=True)
+            autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16")
+            loss = accumulate(model, rows, config.micro_batch, autocast)
+            limit = config.grad_clip or math.inf
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise RunError(f"step {step + 1}: loss {loss}, gradient norm {norm}; lower --lr or raise --warmup")
+            optimizer.step()
+            advance(loss)
+            if not config.quiet and (step + 1) % max(1, config.steps // 10) == 0:
+                report(f"step {step + 1}/{config.steps}  loss {loss:.4f}")
+            yield {"step": step + 1, "loss": loss, "lr": rate, "grad_norm": norm,
+                   "tokens": sum(len(row.ids) - row.prompt for row in rows)}  # fmt: skip
+
+
+def _optimizer(config: SFTConfig, model: Any) -> torch.optim.AdamW:
+    import torch
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.dim() > 1]
+    rest = [p for p in trained if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
+
+
+def _pace(config: SFTConfig, step: int) -> float:
+    """The factor on the learning rate in `step` (from 0): warm-up from 1/warmup to 1, then the schedule's course."""
+    if step < config.warmup:
+        return (step + 1) / config.warmup
+    done = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[config.schedule]
+
+
+@contextlib.contextmanager
+def _progress(config: SFTConfig) -> Iterator[Callable[[float], None]]:
+    """A progress bar on a terminal's standard error; a function that does nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("sft"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=config.quiet or not console.is_terminal) as bar:
+        row = bar.add_task("sft", total=config.steps, loss=math.nan)
+        yield lambda loss: bar.update(row, advance=1, loss=loss)
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Model, generation settings and tokenizer as transformers reads them, with `lm_head.weight` always in the file.
+
+    Servers that reload weights by name keep a stale head when a tied one is left out.
+    """
+    from safetensors.torch import load_file, save_file
+
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    head = model.get_output_embeddings()
+    if file.is_file() and head is not None:
+        weights = load_file(file)
+        if "lm_head.weight" not in weights and "lm_head.weight" in model.state_dict():
+            save_file({**weights, "lm_head.weight": head.weight.detach().cpu().clone()}, file, metadata={"format": "pt"})
+
+
+def _write(
+    out: Path, model: Any, tokenizer: Any, config: SFTConfig, losses: list[dict[str, Any]], summary: dict[str, Any]
+) -> None:
+    """Write everything to a temporary folder beside `out`, flush it to the disk, then rename it: all of it or nothing."""
+    temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
+    try:
+        temporary.mkdir(parents=True)
+        save_model(model, tokenizer, temporary)
+        (temporary / "sft").mkdir()
+        recorded = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("out", "quiet")}
+        (temporary / "sft" / "config.json").write_text(json.dumps(recorded, indent=2) + "\n")
+        (temporary / "sft" / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        (temporary / "sft" / "losses.jsonl").write_text("".join(json.dumps(line) + "\n" for line in losses))
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                with file.open("rb+") as handle:
+                    os.fsync(handle.fileno())
+        os.rename(temporary, out)
+    except OSError as error:
+        raise RunError(f"--out: {out} can't be written ({error.strerror or error}); nothing was left there") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
