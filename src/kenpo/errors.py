@@ -41,7 +41,8 @@ class IllegalCombinationError(InputError):
 
 
 class ScopeError(InputError):
-    """A cut of the batch that splits what a stage must see whole, or a stage that needs two phases in a one-phase call."""
+    """A cut of the batch that splits what a stage must see whole, or a stage that needs two phases in a one-phase
+    call."""
 
 
 class VerifierError(KenpoError):

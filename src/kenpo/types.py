@@ -107,7 +107,7 @@ class _Rows:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def to(self, *args, **kwargs):
-        """A copy with every tensor moved (dtype conversions apply to floating fields only, as `Tensor.to` would not)."""
+        """A copy with every tensor on another device; nothing changes its dtype."""
         device = torch.empty(0).to(*args, **kwargs).device
         return dataclasses.replace(self, **{n: v.to(device) for n, v in self.tensors().items()})  # type: ignore[type-var]
 
@@ -195,7 +195,9 @@ class Rollouts(_Rows):
                  for n, v in self.reward_parts.items()}  # fmt: skip
         object.__setattr__(self, "reward_parts", parts)
         if width and bool(self.mask[:, 0].any()):
-            raise InputError("mask: position 0 is trainable, but no token precedes it; put the prompt (or one masked column) first")
+            raise InputError(
+                "mask: position 0 is trainable, but no token precedes it; put the prompt (or one masked column) first"
+            )
 
     def __len__(self) -> int:
         return self.mask.shape[0]
@@ -250,7 +252,8 @@ class Totals:
 
     ``kept`` means trainable and of weight > 0. ``sequences`` counts every selected rollout, fully masked ones too;
     ``kept_sequences`` those with a kept token. ``group_tokens`` and ``group_kept_tokens`` [B] give, on each row, the
-    trainable and kept tokens of the row's group. ``weight_sum`` is the sum of the weights. All are 0-d or [B] tensors in the dtype of ``logp``.
+    trainable and kept tokens of the row's group. ``weight_sum`` is the sum of the weights. All are 0-d or [B] tensors
+    in the dtype of the advantages.
     """
 
     tokens: Tensor

@@ -1,0 +1,47 @@
+"""The catalogue: one file per algorithm, each a short declaration. Reading order, from the root outward."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+
+from kenpo.algorithm import Algorithm
+from kenpo.errors import unknown_name
+
+#: Modules in reading order; every public `Algorithm` in them is catalogued.
+READING_ORDER = ("grpo", "dapo", "dr_grpo", "gspo", "sapo", "cispo")
+
+
+def _declared() -> Iterator[tuple[ModuleType, Algorithm]]:
+    """(module, algorithm) of every declaration; an algorithm belongs to the first module in which it stands."""
+    seen: set[str] = set()
+    for name in READING_ORDER:
+        module = importlib.import_module(f"kenpo.algorithms.{name}")
+        for value in vars(module).values():
+            if isinstance(value, Algorithm) and value.name not in seen:
+                seen.add(value.name)
+                yield module, value
+
+
+def catalogue() -> dict[str, Algorithm]:
+    """Every catalogued algorithm by name, in reading order."""
+    return {a.name: a for _, a in _declared()}
+
+
+def module_of(name: str) -> ModuleType | None:
+    """The module that declares the catalogued algorithm `name`; its docstring is the algorithm's page."""
+    return next((m for m, a in _declared() if a.name == name), None)
+
+
+def names() -> list[str]:
+    """Names of the catalogued algorithms, in reading order."""
+    return list(catalogue())
+
+
+def get(name: str) -> Algorithm:
+    """The catalogued algorithm of that name. Raises `UnknownNameError` that lists close matches."""
+    found = catalogue()
+    if name not in found:
+        raise unknown_name("algorithm", name, found, "(your own: my.py:MINE)")
+    return found[name]

@@ -1,0 +1,47 @@
+"""The parts: frozen dataclasses that bind numbers to pure tensor functions, one file per slot."""
+
+from __future__ import annotations
+
+from kenpo.errors import InputError, unknown_name
+from kenpo.stages.advantages import GlobalWhiten, GroupCentred, GroupZScore, LeaveOneOut
+from kenpo.stages.aggregates import FixedLength, GroupTokenMean, SequenceMean, SequenceSum, TokenMean
+from kenpo.stages.base import (
+    Advantage,
+    Aggregate,
+    Ratio,
+    Regularizer,
+    Scope,
+    Selection,
+    Shaping,
+    Stage,
+    Surrogate,
+    Weight,
+    snake,
+)
+from kenpo.stages.context import Context
+from kenpo.stages.ratios import LogClip, SequenceRatio, TokenRatio
+from kenpo.stages.regularizers import EntropyBonus, KLToReference
+from kenpo.stages.selection import DropUniformGroups
+from kenpo.stages.shaping import SoftOverlong
+from kenpo.stages.surrogates import Clip, DetachedClip, Linear, ScoreFunction, SoftGate
+from kenpo.stages.trust import Untruncated
+
+_BASES = {"selection": Selection, "shaping": Shaping, "weights": Weight, "regularizers": Regularizer}
+
+
+def addable(name: str) -> tuple[str, Stage]:
+    """(slot, stage with its default numbers) for the snake-case name of a catalogued weight, shaping, selection or
+    regularizer. Raises `UnknownNameError`; `InputError` if the stage has a number that must be given."""
+    found = {
+        snake(v): (slot, v)
+        for v in globals().values()
+        for slot, base in _BASES.items()
+        if isinstance(v, type) and issubclass(v, base) and v is not base
+    }
+    if name not in found:
+        raise unknown_name("stage", name, found, "(anything else: --algorithm my.py:MINE)")
+    slot, cls = found[name]
+    try:
+        return slot, cls()
+    except TypeError:
+        raise InputError(f"{name} has numbers without a default; build it in a file: --algorithm my.py:MINE") from None

@@ -1,0 +1,22 @@
+"""CISPO — Clipped Importance Sampling Policy Optimization (MiniMax-M1, arXiv:2506.13585).
+
+PPO's clip silences tokens, often the rare ones that start a reflection. CISPO bounds the importance weight and detaches
+it: every token keeps a gradient.
+
+    J = (1/Σ n_i) Σ_i Σ_t sg[min(r, cap)] · A · log π
+
+The lower bound is off, as in the paper's experiments. The paper gives no number for the cap; 5 is ours, from the range
+4-8 that ScaleRL (arXiv:2510.13786) found insensitive. `cap` is absolute, not a distance from 1: other codes call either
+"epsilon_high".
+"""
+
+from kenpo.algorithms.grpo import GRPO
+from kenpo.stages import DetachedClip, TokenMean
+
+CISPO = GRPO.but(
+    name="cispo",
+    source="arXiv:2506.13585",
+    surrogate=DetachedClip(floor=None, cap=5.0),
+    regularizers=(),
+    aggregate=TokenMean(),
+)

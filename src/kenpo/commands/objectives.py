@@ -1,0 +1,214 @@
+"""`kenpo loss · list · show · diff`: the catalogue and the numbers behind it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from kenpo.commands.options import parse
+from kenpo.errors import RunError
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Evaluate an algorithm on recorded numbers, in float64.
+
+    examples:
+      kenpo loss case.json
+      kenpo loss case.json --out result.json
+
+    CASE is JSON: {"algorithm": "gspo", "settings": {"surrogate.low": 0.1}, "cases": [{"rollouts": {"mask": [[0, 1, 1]],
+    "group": [0], "rewards": [1.0], "logp_old": [[0, -1.2, -0.4]]}, "policy": {"logp": [[0, -1.1, -0.5]]}}]}
+    """
+
+    case: Annotated[str, tyro.conf.Positional]
+    """File of cases (JSON)."""
+    out: str | None = None
+    """Write the results here instead of to standard output."""
+
+
+def loss(argv: list[str]) -> int:
+    """`kenpo loss CASE.json [--out OUT.json]`."""
+    options = parse(LossOptions, "loss", argv)
+    from kenpo.casefile import run_file
+
+    text = json.dumps(run_file(options.case))
+    if options.out is None:
+        print(text)
+        return 0
+    try:
+        Path(options.out).write_text(text + "\n")
+    except OSError as error:
+        raise RunError(f"could not write {options.out}: {error.strerror}") from None
+    return 0
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """The catalogue of algorithms: what each changes, what it needs, where it comes from.
+
+    examples:
+      kenpo list
+      kenpo list --json
+    """
+
+    json: bool = False
+    """Machine-readable output."""
+
+
+def entry(a: Any) -> dict[str, Any]:
+    """One algorithm as a row of the catalogue."""
+    return {
+        "name": a.name,
+        "source": a.source,
+        "status": a.status,
+        "summary": summary(a.name),
+        "changes": changes(a),
+        "needs": sorted(a.needs),
+        "scope": a.scope.name.lower(),
+    }
+
+
+def summary(name: str) -> str:
+    """The first line of the docstring of the file that declares the algorithm."""
+    return (documentation(name) or "").split("\n")[0]
+
+
+def documentation(name: str) -> str | None:
+    """The docstring of the module that declares the catalogued algorithm `name`."""
+    from kenpo.algorithms import module_of
+
+    module = module_of(name)
+    return None if module is None else inspect.getdoc(module)
+
+
+def changes(a: Any) -> list[str]:
+    """The slots in which `a` differs from GRPO."""
+    import kenpo
+
+    root = kenpo.get("grpo")
+    return sorted({key.split(".")[0] for key in root.diff(a)}, key=list(a.SLOTS).index)
+
+
+def list_(argv: list[str]) -> int:
+    """`kenpo list [--json]`."""
+    options = parse(ListOptions, "list", argv)
+    import kenpo
+
+    rows = [entry(kenpo.get(n)) for n in kenpo.names()]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    _table(
+        ["name", "source", "changes to GRPO", "needs", "status"],
+        [[r["name"], r["source"], ", ".join(r["changes"]) or "–", ", ".join(r["needs"]), r["status"]] for r in rows],
+    )
+    return 0
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """One algorithm: its slots and numbers, formula, source.
+
+    examples:
+      kenpo show gspo
+      kenpo show dapo --set surrogate.high=0.3 --with untruncated
+      kenpo show my.py:MINE --json
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+    """A catalogued name (kenpo list) or FILE.py:NAME."""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Change a number: slot.field=value."""
+    with_: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="with")] = ()
+    """Append a stage by its snake-case name."""
+    json: bool = False
+    """Machine-readable output."""
+
+
+def show(argv: list[str]) -> int:
+    """`kenpo show NAME`."""
+    options = parse(ShowOptions, "show", argv)
+    from kenpo.commands.options import settings_from
+    from kenpo.loading import resolve
+
+    a = resolve(options.name, settings_from(options.set), options.with_)
+    document = documentation(a.name) if ":" not in options.name else None
+    if options.json:
+        print(json.dumps({**entry(a), "settings": a.settings(), "documentation": document}, indent=2, default=str))
+        return 0
+    if document:
+        print(document + "\n")
+    rows = []
+    for slot in a.SLOTS:
+        value = getattr(a, slot)
+        stages = value if isinstance(value, tuple) else (value,) if value else ()
+        rows += [
+            [slot if i == 0 else "", repr(s), s.scope.name.lower(), ", ".join(sorted(s.needs)) or "–"]
+            for i, s in enumerate(stages)
+        ]
+        rows += [] if stages else [[slot, "–", "", ""]]
+    _table(["slot", "stage", "sees", "reads"], rows)
+    reason = a.two_phase()
+    print(f"source: {a.source} · status: {a.status}")
+    print(f"step: {'two phases: ' + reason if reason else 'one phase'}")
+    return 0
+
+
+@dataclass(frozen=True)
+class DiffOptions:
+    """The slots and numbers in which two algorithms differ, and nothing else.
+
+    examples:
+      kenpo diff grpo gspo
+      kenpo diff dapo my.py:MINE --json
+    """
+
+    a: Annotated[str, tyro.conf.Positional]
+    """A catalogued name or FILE.py:NAME."""
+    b: Annotated[str, tyro.conf.Positional]
+    """Another."""
+    json: bool = False
+    """Machine-readable output."""
+
+
+def diff(argv: list[str]) -> int:
+    """`kenpo diff A B`."""
+    options = parse(DiffOptions, "diff", argv)
+    from kenpo.loading import resolve
+
+    a, b = resolve(options.a), resolve(options.b)
+    found = a.diff(b)
+    if options.json:
+        print(json.dumps({k: list(v) for k, v in found.items()}, indent=2, default=repr))
+    elif found:
+        _table(["slot", a.name, b.name], [[k, _text(x), _text(y)] for k, (x, y) in found.items()])
+    else:
+        print(f"{a.name} and {b.name} are the same in every slot")
+    return 0
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table; plain columns, without cutting, when standard output is not a terminal."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*columns, box=None, header_style="bold")
+        for row in rows:
+            table.add_row(*[cell.replace("[", r"\[") for cell in row])
+        Console().print(table)
+        return
+    widths = [max(len(r[i]) for r in [columns, *rows]) for i in range(len(columns))]
+    for row in [columns, *rows]:
+        print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())

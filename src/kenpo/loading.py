@@ -1,0 +1,56 @@
+"""Algorithms by name or from the user's own file: ``grpo``, ``my.py:MINE``, ``package.module:MINE``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kenpo.algorithm import Algorithm
+from kenpo.algorithms import get
+from kenpo.errors import InputError, unknown_name
+
+
+def load(spec: str) -> Algorithm:
+    """The `Algorithm` named ``NAME`` in ``file.py:NAME`` or ``module:NAME``. The file runs as Python: load only your
+    own.
+
+    Raises `InputError` if the file is missing or fails, `UnknownNameError` if it has no such algorithm.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise InputError(f"algorithm {spec!r}: expected FILE.py:NAME or MODULE:NAME")
+    try:
+        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except InputError:
+        raise
+    except Exception as error:  # whatever the user's file raises
+        raise InputError(f"algorithm {spec!r}: {where} failed with {type(error).__name__}: {error}") from error
+    value = getattr(module, name, None)
+    if not isinstance(value, Algorithm):
+        known = [n for n, v in vars(module).items() if isinstance(v, Algorithm)]
+        raise unknown_name(f"algorithm in {where}", name, known or ["(none)"])
+    return value
+
+
+def _from_file(path: Path):
+    if not path.is_file():
+        raise InputError(f"algorithm file {str(path)!r} does not exist")
+    spec = importlib.util.spec_from_file_location(f"kenpo_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def resolve(spec: str, settings: Mapping[str, Any] | None = None, adding: Iterable[str] = ()) -> Algorithm:
+    """An algorithm by name or file, with stages added (`adding`, snake-case names) and then settings applied."""
+    a = load(spec) if ":" in spec else get(spec)
+    for name in adding:
+        a = a.adding(name)
+    return a.with_settings(settings) if settings else a

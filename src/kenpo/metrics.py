@@ -1,0 +1,88 @@
+"""Metrics of one microbatch as sums and counts, so that they add up over microbatches and ranks.
+
+Averages are over the same tokens the loss used: the trainable tokens of selected rollouts. A penalty's average follows
+the loss's own aggregation. Ratios are reported raw, before any bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kenpo.ops import divergences, masked, ratios
+from kenpo.stages.base import snake
+from kenpo.stages.context import ANCHORS, Context
+
+if TYPE_CHECKING:
+    from kenpo.algorithm import Algorithm
+
+Sums = dict[str, tuple[Tensor, Tensor]]
+
+
+def measure(a: Algorithm, ctx: Context, ratio: Tensor | None, weights: Tensor, penalties: list[Any]):
+    """(sums, extremes) of one microbatch; see the table in docs/metrics.md. Runs without grad."""
+    mask, advantages = ctx.mask, ctx.advantages
+    tokens = masked.count(mask, advantages)
+    sums: Sums = {}
+    extremes: dict[str, Tensor] = {}
+
+    def average(name: str, x: Tensor, where: Tensor = mask) -> None:
+        x = x.to(advantages.dtype).expand_as(mask)
+        sums[name] = (masked.select(x, where).sum(), masked.count(where, advantages))
+
+    average("advantage_abs", advantages.abs())
+    if ratio is not None:
+        average("ratio", ratio.detach())
+        extremes["ratio_max"] = masked.select(ratio.detach().expand_as(mask), mask).amax() if mask.numel() else tokens
+        bounds = [b for b in (a.ratio.bounded(ctx), a.surrogate.clipped(ratio.detach(), ctx)) if b is not None]  # type: ignore[union-attr]
+        if bounds:
+            acts = torch.stack([b.expand_as(mask) for b in bounds]).any(0)
+            average("clip_high", acts & (advantages > 0))
+            average("clip_low", acts & (advantages < 0))
+    if a.weights:
+        average("weight", weights)
+        average("weight_squared", weights * weights)
+        average("kept", weights > 0)
+    for stage, penalty, share, rows in penalties:
+        sums[snake(stage)] = ((share * penalty).sum(), masked.select(share, rows).sum())
+    _anchored(ctx, average, extremes)
+    if ctx.has("entropy"):
+        average("entropy", ctx.read("entropy").detach())
+    return sums, extremes
+
+
+def _anchored(ctx: Context, average, extremes: dict[str, Tensor]) -> None:
+    """Divergence from the sampler and from π_old, for whichever of them the batch carries."""
+    for name, field in ANCHORS.items():
+        if not ctx.has(field):
+            continue
+        raw = ctx.logp.detach() - ctx.read(field)
+        d = ratios.saturate(raw)
+        average(f"kl_{name}", divergences.k3(d))
+        average(f"kl_{name}_k1", divergences.k1(d))
+        average(f"saturated_{name}", raw.abs() > ratios.LIMIT)
+    if ctx.has("logp_sampler"):
+        gap = (ctx.read("logp_old").detach() - ctx.read("logp_sampler")).abs()
+        extremes["sampler_gap"] = masked.select(gap, ctx.mask).amax() if gap.numel() else gap.sum()
+
+
+def merge(into: Sums, more: Mapping[str, tuple[Tensor, Tensor]]) -> Sums:
+    """Add one share's sums and counts to another's."""
+    for name, (s, n) in more.items():
+        old = into.get(name)
+        into[name] = (s, n) if old is None else (old[0] + s, old[1] + n)
+    return into
+
+
+def as_floats(sums: Mapping[str, tuple[Tensor, Tensor]], extremes: Mapping[str, Tensor]) -> dict[str, float]:
+    """Averages and maxima as plain numbers; an average over nothing is NaN. Adds the effective sample size of the
+    weights, ``(Σw)² / (n·Σw²)`` in (0, 1]."""
+    out = {name: float(s) / float(n) if float(n) else math.nan for name, (s, n) in sums.items()}
+    out.update({name: float(v) for name, v in extremes.items()})
+    if out.get("weight_squared"):
+        out["effective_sample_size"] = out["weight"] ** 2 / out["weight_squared"]
+    return out

@@ -1,0 +1,88 @@
+"""Statistics of rollouts that share a group id. Rows outside `valid` enter no statistic and get 0."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kenpo.ops.masked import divide, select
+
+
+def group_index(group: Tensor) -> tuple[Tensor, int]:
+    """Group ids [B] as indices 0…n-1 [B], and n. Members of a group need not stand together."""
+    if group.numel() == 0:
+        return group.long(), 0
+    ids, index = torch.unique(group, return_inverse=True)
+    return index, int(ids.numel())
+
+
+def group_sum(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
+    """On each row [B], the sum of `x` over the valid rows of its group.
+
+    >>> group_sum(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([7, 7, 3]), torch.tensor([True, True, True]))
+    tensor([3., 3., 4.])
+    """
+    index, n = group_index(group)
+    return x.new_zeros(n).index_add(0, index, select(x, valid))[index]
+
+
+def group_count(group: Tensor, valid: Tensor, like: Tensor) -> Tensor:
+    """On each row [B], how many valid rows its group has, in the dtype of `like`."""
+    return group_sum(torch.ones_like(group, dtype=like.dtype), group, valid)
+
+
+def group_mean(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
+    """On each row [B], the mean of `x` over the valid rows of its group; 0 where there are none."""
+    return divide(group_sum(x, group, valid), group_count(group, valid, x))
+
+
+def group_varies(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
+    """On each row [B], whether the valid rows of its group hold two different values of `x`.
+
+    Compared as numbers, not through a standard deviation: the mean of equal numbers may be off by one bit.
+    """
+    index, n = group_index(group)
+    low = x.new_full((n,), torch.inf).scatter_reduce(0, index, x.masked_fill(~valid, torch.inf), "amin")
+    high = x.new_full((n,), -torch.inf).scatter_reduce(0, index, x.masked_fill(~valid, -torch.inf), "amax")
+    return (high > low)[index] & valid
+
+
+def group_variance(x: Tensor, group: Tensor, valid: Tensor, ddof: int) -> Tensor:
+    """On each row [B], the variance of `x` in its group with `ddof` degrees of freedom taken off; 0 if undefined."""
+    deviation = select(x - group_mean(x, group, valid), valid)
+    freedom = (group_count(group, valid, x) - ddof).clamp(min=0)
+    return divide(group_sum(deviation * deviation, group, valid), freedom)
+
+
+def centred(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
+    """[B] `x` minus the mean of its group; exactly 0 in a uniform or single-member group and on invalid rows."""
+    return select(x - group_mean(x, group, valid), group_varies(x, group, valid))
+
+
+def zscore(x: Tensor, group: Tensor, valid: Tensor, *, eps: float, ddof: int) -> Tensor:
+    """[B] ``(x - mean) / (std + eps)`` within the group; exactly 0 in a uniform or single-member group.
+
+    >>> zscore(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([True, True]), eps=0.0, ddof=1)
+    tensor([ 0.7071, -0.7071])
+    """
+    std = group_variance(x, group, valid, ddof).sqrt()
+    return centred(x, group, valid) / (std + eps) if eps else divide(centred(x, group, valid), std)
+
+
+def leave_one_out(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
+    """[B] `x` minus the mean of the *other* members of its group: centred × G/(G−1); 0 for a member that is alone."""
+    size = group_count(group, valid, x)
+    return divide(centred(x, group, valid) * size, (size - 1).clamp(min=0))
+
+
+def whiten(x: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """``(x - mean) / sqrt(var + eps)`` over the selected entries, var with ddof 1; exactly 0 if they are all equal.
+
+    Entries off the mask are 0. A single selected entry gives 0.
+    """
+    n = mask.sum(dtype=x.dtype)
+    deviation = select(x - divide(select(x, mask).sum(), n), mask)
+    variance = divide((deviation * deviation).sum(), (n - 1).clamp(min=0))
+    low = x.masked_fill(~mask, torch.inf).amin() if x.numel() else n
+    high = x.masked_fill(~mask, -torch.inf).amax() if x.numel() else n
+    return select(deviation / (variance + eps).sqrt(), mask & (high > low))

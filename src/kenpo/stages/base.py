@@ -1,0 +1,229 @@
+"""What a stage is: a frozen dataclass that binds numbers to a pure tensor function and says what it reads and spans."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, ClassVar, get_args, get_origin
+
+from torch import Tensor
+
+from kenpo.errors import InputError
+from kenpo.stages.context import ANCHORS, Context
+from kenpo.types import POLICY_FIELDS, Totals
+
+
+class Scope(IntEnum):
+    """The smallest unit a stage must see whole."""
+
+    TOKEN = 0
+    SEQUENCE = 1
+    GROUP = 2
+    BATCH = 3
+    STREAM = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Base of all stages. Subclasses are frozen dataclasses; their fields are the knobs that ``settings`` can change.
+
+    ``scope`` and ``needs`` are facts about the instance: they may depend on its numbers and include nested stages.
+    """
+
+    _scope: ClassVar[Scope] = Scope.TOKEN
+    _needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            checked = _typed(value, _hints(type(self))[f.name])
+            if checked is _WRONG:
+                wanted = f.type if isinstance(f.type, str) else getattr(f.type, "__name__", str(f.type))
+                raise InputError(f"{snake(self)}.{f.name}: {value!r} is not of type {wanted}")
+            object.__setattr__(self, f.name, checked)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse numbers that make no sense; raises `InputError`."""
+
+    @property
+    def nested(self) -> Iterator[Stage]:
+        """Stages held in this stage's fields."""
+        return (v for f in dataclasses.fields(self) if isinstance(v := getattr(self, f.name), Stage))
+
+    @property
+    def scope(self) -> Scope:
+        """The smallest unit this stage must see whole, nested stages included."""
+        return max([self._scope, *(s.scope for s in self.nested)])
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The optional fields of Rollouts and Policy this stage reads, nested stages included."""
+        own = self._needs
+        anchor = getattr(self, "anchor", None)
+        if anchor in ANCHORS:
+            own = own | {ANCHORS[anchor]}
+        return own.union(*(s.needs for s in self.nested))
+
+    @property
+    def policy_needs(self) -> frozenset[str]:
+        """Those of `needs` that come from the policy's forward pass."""
+        return self.needs & POLICY_FIELDS.keys()
+
+    def refuse(self, ok: bool, what: str) -> None:
+        """Raise `InputError` naming this stage unless `ok`."""
+        if not ok:
+            raise InputError(f"{snake(self)}: {what}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection(Stage):
+    """ctx -> rollouts kept [B] bool. Sees the raw outcome and what earlier selections left."""
+
+    _scope = Scope.GROUP
+
+    def __call__(self, ctx: Context) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaping(Stage):
+    """(rewards [B], ctx) -> rewards [B]."""
+
+    _scope = Scope.SEQUENCE
+
+    def __call__(self, rewards: Tensor, ctx: Context) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Advantage(Stage):
+    """(shaped rewards [B], ctx, state) -> (advantages [B,T], state)."""
+
+    _scope = Scope.GROUP
+
+    @property
+    def group_relative(self) -> bool:
+        """Whether a rollout is judged against others of its group, so that one sample per prompt teaches nothing."""
+        return self.scope == Scope.GROUP
+
+    def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight(Stage):
+    """ctx -> weights [B,T] ≥ 0, detached; a bool mask is a special case. Runs without grad.
+
+    A weight that reads the policy being optimised names ``"logp"`` in its needs.
+    """
+
+    #: True for a correction π_old/μ of the sampler mismatch; it must not meet a ratio anchored at the sampler.
+    is_correction: ClassVar[bool] = False
+
+    def __call__(self, ctx: Context) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio(Stage):
+    """ctx -> ratio [B,T], with grad. `bounded` says where a bound inside the ratio acts, for metrics."""
+
+    def __call__(self, ctx: Context) -> Tensor:
+        raise NotImplementedError
+
+    def bounded(self, ctx: Context) -> Tensor | None:
+        """[B,T] bool, or None if this ratio has no bound."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Surrogate(Stage):
+    """(ratio, ctx) -> objective [B,T], to be maximised. `clipped` says where its bound acts, for metrics."""
+
+    #: False for a surrogate that takes no ratio (the score function).
+    takes_ratio: ClassVar[bool] = True
+
+    def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
+        raise NotImplementedError
+
+    def clipped(self, ratio: Tensor | None, ctx: Context) -> Tensor | None:
+        """[B,T] bool, or None if this surrogate has no bound."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregate(Stage):
+    """(mask, kept [B,T], totals) -> the linear weight [B,T] of each token in the loss. Denominators are global."""
+
+    #: Scope of what it needs beyond the totals: nothing.
+    _scope = Scope.TOKEN
+
+    def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def counts_kept(self) -> bool:
+        """Whether a denominator depends on which tokens the weights kept."""
+        return getattr(self, "over", "all") == "kept"
+
+
+@dataclasses.dataclass(frozen=True)
+class Regularizer(Stage):
+    """ctx -> penalty [B,T], with grad, added to the loss. May name its own rows and aggregate."""
+
+    def __call__(self, ctx: Context) -> Tensor:
+        raise NotImplementedError
+
+    def rows(self, ctx: Context) -> Tensor | None:
+        """[B,T] bool: the positions this term covers, known before the policy runs; None: the trainable tokens."""
+        return None
+
+    @property
+    def own_aggregate(self) -> Aggregate | None:
+        """How this term is averaged; None: as the algorithm's objective."""
+        return None
+
+
+def snake(stage: Stage | type[Stage]) -> str:
+    """A stage's name in settings: its class name in snake case, acronyms whole.
+
+    >>> snake(Stage)
+    'stage'
+    """
+    name = (stage if isinstance(stage, type) else type(stage)).__name__
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+_WRONG = object()
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """`value` if it fits the annotation (ints become floats where a float is wanted), else `_WRONG`."""
+    origin = get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        fits = [_typed(value, h) for h in get_args(hint)]
+        return next((v for v in fits if v is not _WRONG), _WRONG)
+    if origin is typing.Literal:
+        return value if value in get_args(hint) and not isinstance(value, bool) else _WRONG
+    if origin is tuple:
+        return tuple(value) if isinstance(value, list | tuple) else _WRONG
+    if hint is float:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and value == value
+        return float(value) if good else _WRONG
+    if hint is int:
+        return value if isinstance(value, int) and not isinstance(value, bool) else _WRONG
+    if isinstance(hint, type):
+        return value if isinstance(value, hint) else _WRONG
+    return value

@@ -1,0 +1,183 @@
+"""The read-only view of a batch that every stage gets.
+
+A stage may read what it declares in ``needs`` and nothing else; each optional field is cleaned once (raised to at least
+float32, masked entries selected away) and cached with its graph.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kenpo.errors import MissingFieldError, UndeclaredFieldError
+from kenpo.ops import groups, masked, ratios
+from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, Policy, Rollouts
+
+if TYPE_CHECKING:
+    from kenpo.stages.base import Stage
+
+#: Which Rollouts field holds the log-probs of each anchor.
+ANCHORS = {"old": "logp_old", "sampler": "logp_sampler", "guided": "logp_guided", "prox": "logp_prox"}
+
+#: Fields that every batch has; a stage reads them without declaring them.
+_FREE = {"mask", "group", "rewards"}
+
+_HOW = {
+    "logp_sampler": "record the sampler's log-probs (kenpo's engines do)",
+    "logp_old": "score the batch with the weights before the update",
+    "logp_ref": "score the batch with a reference model, or drop the stage that needs it",
+    "entropy": "pass Policy(entropy=...), the full-vocabulary entropy at each position",
+    "truncated": "mark which responses hit the length limit",
+    "prompt_id": "give each prompt a stable identity",
+    "baseline": "score a greedy response per prompt",
+    "routes": "record the experts chosen while sampling",
+}
+
+
+def raised(x: Tensor) -> Tensor:
+    """bf16 and fp16 as float32; everything else as it is."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+class _Core:
+    """What all views of one batch share: the data and the cache."""
+
+    def __init__(
+        self, rollouts: Rollouts, selected: Tensor, mask: Tensor, policy: Policy | None, advantages: Tensor | None
+    ):
+        self.rollouts = rollouts
+        self.selected = selected
+        self.mask = mask
+        self.policy = policy
+        self.advantages = advantages
+        self.cache: dict[str, Tensor] = {}
+
+
+class Context:
+    """One stage's view of the batch.
+
+    ``mask`` [B,T]: trainable tokens of selected rollouts. ``selected`` [B]. ``group`` [B]. ``rewards`` [B]: the raw
+    outcome. ``advantages`` [B,T], constants. ``logp`` [B,T], the policy's, with its graph. Everything else by `read`.
+    """
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        selected: Tensor,
+        policy: Policy | None = None,
+        advantages: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+    ):
+        trainable = rollouts.mask & selected.unsqueeze(-1) if mask is None else mask
+        self._core = _Core(rollouts, selected, trainable, policy, advantages)
+        self._owner: str | None = None
+        self._allowed: frozenset[str] | None = None
+
+    def of(self, stage: Stage) -> Context:
+        """The same batch as `stage` may see it: only the fields in ``stage.needs``."""
+        view = object.__new__(Context)
+        view._core = self._core
+        view._owner = type(stage).__name__
+        view._allowed = stage.needs
+        return view
+
+    @property
+    def mask(self) -> Tensor:
+        return self._core.mask
+
+    @property
+    def selected(self) -> Tensor:
+        return self._core.selected
+
+    @property
+    def group(self) -> Tensor:
+        return self._core.rollouts.group
+
+    @property
+    def rewards(self) -> Tensor:
+        return self._cached("rewards", lambda: raised(self._core.rollouts.rewards))
+
+    @property
+    def reward_parts(self) -> dict[str, Tensor]:
+        return dict(self._core.rollouts.reward_parts)
+
+    @property
+    def advantages(self) -> Tensor:
+        if self._core.advantages is None:
+            raise UndeclaredFieldError(f"{self._owner}: advantages are not known before the advantage stage has run")
+        return self._core.advantages
+
+    @property
+    def logp(self) -> Tensor:
+        """[B,T] log π_θ with its graph; 0 off the mask."""
+        return self.read("logp", declared=True)
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B] trainable tokens of each rollout, in the dtype of the rewards."""
+        return self._cached("lengths", lambda: masked.count(self.mask, self.rewards, -1))
+
+    def has(self, name: str) -> bool:
+        """Whether the batch carries this optional field."""
+        core = self._core
+        return getattr(core.policy if name in POLICY_FIELDS else core.rollouts, name, None) is not None
+
+    def read(self, name: str, *, declared: bool = False) -> Tensor:
+        """An optional field, cleaned: [B,T] floats are at least float32 and 0 off the mask.
+
+        ``logp_old`` that is absent is the policy's own log-prob, detached (one optimizer step consumes the batch).
+        Raises `UndeclaredFieldError` if the stage does not name the field in ``needs`` and `MissingFieldError` if the
+        batch does not have it.
+        """
+        if self._allowed is not None and not declared and name not in self._allowed and name not in _FREE:
+            raise UndeclaredFieldError(f"{self._owner} reads {name!r} but does not declare it in needs")
+        return self._cached(name, lambda: self._clean(name))
+
+    def log_ratio(self, anchor: str) -> Tensor:
+        """[B,T] log π_θ − log anchor, saturated at ±20, 0 off the mask; `anchor` is old, sampler, guided or prox."""
+        base = self.read(ANCHORS[anchor])
+        return self._cached(f"log_ratio.{anchor}", lambda: ratios.log_ratio(self.logp, base, self.mask))
+
+    def log_correction(self) -> Tensor:
+        """[B,T] log π_old − log μ, saturated at ±20, 0 off the mask; a constant."""
+        old, sampler = self.read("logp_old"), self.read("logp_sampler")
+        return self._cached("log_correction", lambda: ratios.log_ratio(old, sampler, self.mask).detach())
+
+    def per_token(self, x: Tensor) -> Tensor:
+        """[B] -> [B,T]: a rollout's number on each of its trainable tokens, 0 elsewhere."""
+        return masked.select(x.unsqueeze(-1), self.mask)
+
+    def per_group(self, x: Tensor) -> Tensor:
+        """[B] -> [B]: the mean over the selected members of each row's group."""
+        return groups.group_mean(x, self.group, self.selected)
+
+    def _cached(self, name: str, make) -> Tensor:
+        cache = self._core.cache
+        if name not in cache:
+            with torch.enable_grad():  # a stage under no_grad may be the first to ask
+                cache[name] = make()
+        return cache[name]
+
+    def _clean(self, name: str) -> Tensor:
+        core = self._core
+        if name == "logp_old" and core.rollouts.logp_old is None and core.policy is not None:
+            return self.read("logp", declared=True).detach()
+        source = core.policy if name in POLICY_FIELDS else core.rollouts
+        value = getattr(source, name, None)
+        if value is None:
+            how = _HOW.get(name, "provide it")
+            where = "the policy terms" if name in POLICY_FIELDS else "the rollouts"
+            raise MissingFieldError(
+                f"{self._owner or 'the algorithm'} needs {name!r}, which {where} do not have: {how}"
+            )
+        spec = (POLICY_FIELDS if name in POLICY_FIELDS else ROLLOUT_FIELDS)[name]
+        if spec.kind != "float":
+            return value
+        value = raised(value)
+        if spec.axes[:2] != "BT":
+            return value
+        keep = core.mask.reshape(core.mask.shape + (1,) * (value.dim() - 2))
+        return masked.select(value, keep)
