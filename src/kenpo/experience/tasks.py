@@ -1,0 +1,123 @@
+"""Tasks: where prompts and answers come from, and which of them are held out.
+
+A task is a pure function of an index: `train(i)` depends on the data, the seed and `i` alone, so a run's whole data
+cursor is the next index. Held-out problems never depend on the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from kenpo.errors import InputError, unknown_name
+
+Prompt = str | list[dict[str, Any]]
+
+DATA_SUFFIXES = (".jsonl", ".json", ".parquet")
+REASONING_GYM = "reasoning_gym"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One data row: what the policy is asked and what its verifier is handed.
+
+    `id` is the identity of the row, not of its text: two rows with the same prompt are two problems. `prompt` is plain
+    text or a list of chat messages; `answer` is a JSON value; `extra` holds the row's other columns.
+    """
+
+    id: int
+    prompt: Prompt
+    answer: Any
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What the trainer needs of a task.
+
+    `verifier` is the task's own verifier; `system` a system prompt for models with a chat template, or None.
+    """
+
+    name: str
+    verifier: str
+    system: str | None
+
+    def train(self, index: int) -> Problem:
+        """The `index`-th (from 0) problem of an endless stream; finite data is reshuffled once per epoch."""
+        ...
+
+    def heldout(self, n: int) -> list[Problem]:
+        """Up to `n` fixed problems that no `train(index)` ever gives; InputError if there is none."""
+        ...
+
+
+def load_task(
+    spec: str,
+    *,
+    seed: int = 0,
+    prompt_column: str = "prompt",
+    answer_column: str = "answer",
+    heldout: int = 500,
+    eval_file: str | Path | None = None,
+    system: str | None = None,
+) -> Task:
+    """The task named by `spec`: a built-in name, `reasoning_gym:NAME`, or a .jsonl, .json or .parquet file.
+
+    The column names, `heldout` (most rows split off) and `eval_file` speak of files; given to another task, a column
+    or `eval_file` is refused. Raises InputError for data that can't be used (file, row, column and mend are named)
+    and UnknownNameError for a name that is not known.
+    """
+    if not isinstance(spec, str | Path) or not str(spec).strip():
+        raise InputError(f"task: a name or a file is needed, got {spec!r}")
+    if heldout < 0:
+        raise InputError(f"heldout is {heldout}; it counts held-out problems and can't be negative")
+    spec = str(spec)
+    columns = (prompt_column, answer_column) != ("prompt", "answer")
+    if spec in BUILT_IN or spec.startswith(f"{REASONING_GYM}:") or spec == REASONING_GYM:
+        if columns or eval_file is not None:
+            option = "eval_file" if eval_file is not None else "prompt_column and answer_column"
+            raise InputError(f"task {spec}: {option} can only be used with a data file; leave it out")
+        if spec in BUILT_IN:
+            return BUILT_IN[spec](seed, system)
+        return _reasoning_gym(spec, seed, system)
+    if not _looks_like_file(spec):
+        hint = "(or reasoning_gym:NAME, or a .jsonl, .json or .parquet file)"
+        raise unknown_name("task", spec, [*BUILT_IN, f"{REASONING_GYM}:NAME"], hint)
+
+    from kenpo.experience.sources import FileTask
+
+    return FileTask(
+        spec,
+        seed=seed,
+        prompt_column=prompt_column,
+        answer_column=answer_column,
+        heldout=heldout,
+        eval_file=eval_file,
+        system=system,
+    )
+
+
+def _looks_like_file(spec: str) -> bool:
+    path = Path(spec)
+    return path.exists() or path.suffix.lower() in DATA_SUFFIXES or "/" in spec or "\\" in spec
+
+
+def _addition(seed: int, system: str | None) -> Task:
+    from kenpo.experience.addition import AdditionTask
+
+    task = AdditionTask(seed=seed)
+    if system is not None:
+        task.system = system
+    return task
+
+
+def _reasoning_gym(spec: str, seed: int, system: str | None) -> Task:
+    from kenpo.experience.gym import GymTask
+
+    _, _, name = spec.partition(":")
+    return GymTask(name, seed=seed, system=system)
+
+
+BUILT_IN: dict[str, Callable[[int, str | None], Task]] = {"addition": _addition}
