@@ -1,0 +1,1 @@
+"""Models: loading, prompts to tokens, log-probs and entropies. Knows no losses."""

@@ -1,0 +1,224 @@
+"""Models and tokenizers from a folder or a hub name, and how a prompt becomes token ids."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kenpo.errors import InputError, unknown_name
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+BUNDLED = Path(__file__).parent / "bundled" / "addition"
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
+
+def load_model(path_or_name: str | Path, *, dtype: str = "float32", device: str = "cpu", trainable: bool = True):
+    """A causal language model and its tokenizer: ``(model, tokenizer)``.
+
+    ``path_or_name`` is a transformers model folder, a hub name, or ``"bundled"`` (the model shipped in the package).
+    ``dtype`` is float32, bfloat16 or float64. With ``trainable=False`` no parameter requires a gradient.
+
+    The model comes in eval mode, and sampling, scoring and training all run in it: dropout would give the scoring pass
+    another policy than the one that sampled, so that the ratio of a fresh sample would not be 1.
+
+    Raises `InputError` for a folder that is missing or holds no configuration, weights or tokenizer, for a hub name
+    that can't be reached, for weights that don't fill the model, and for a model that is no causal language model.
+    """
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    where = _device(device)
+    source, local = _resolve(path_or_name)
+    with _quiet():
+        config = _config(source, local)
+        _check_causal(config, source)
+        tokenizer = _tokenizer(source, local)
+        model = _weights(source, config, DTYPES[dtype])
+    model.to(where)
+    model.eval()
+    model.requires_grad_(trainable)
+    return model, tokenizer
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {name!r} can't be used here ({_first_line(error)}); use cpu") from None
+    return device
+
+
+def _resolve(path_or_name: str | Path) -> tuple[str, bool]:
+    """What transformers is to open, and whether it is a local folder; local folders are checked here."""
+    text = str(path_or_name)
+    if text == "bundled":
+        if not (BUNDLED / "config.json").is_file():
+            raise InputError("the bundled model is not in this installation; name a model folder instead")
+        return str(BUNDLED), True
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+        return str(folder), True
+    if folder.is_file():
+        raise InputError(f"{text}: a file; a model is a folder with config.json, weights and a tokenizer")
+    parts = text.split("/")
+    if not text or text[0] in "./~" or text.endswith("/") or len(parts) > 2 or "\\" in text:
+        raise InputError(f"{text or repr(text)}: no such model folder")
+    return text, False
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder}: no config.json; a transformers model folder is needed")
+    if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        raise InputError(f"{folder}: no weights (model.safetensors or pytorch_model.bin)")
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise InputError(f"{folder}: no tokenizer (tokenizer.json); save one there with tokenizer.save_pretrained")
+
+
+def _config(source: str, local: bool):
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source)
+    except Exception as error:
+        if local:
+            raise InputError(f"{source}: config.json can't be read ({_first_line(error)})") from None
+        raise InputError(
+            f"{source}: no such folder, and the model hub gave nothing by that name ({_first_line(error)}); "
+            "give the path of a model folder, or check the name and the connection"
+        ) from None
+
+
+def _check_causal(config: Any, source: str) -> None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    names = list(getattr(config, "architectures", None) or [])
+    wrong = names and not any(n.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for n in names)
+    if config.is_encoder_decoder or wrong or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        what = ", ".join(names) or config.model_type
+        raise InputError(f"{source}: {what} is not a causal language model (AutoModelForCausalLM)")
+
+
+def _tokenizer(source: str, local: bool):
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except Exception as error:
+        where = "its files" if local else "the hub"
+        raise InputError(f"{source}: the tokenizer can't be loaded from {where} ({_first_line(error)})") from None
+
+
+def _weights(source: str, config: Any, dtype: torch.dtype):
+    from transformers import AutoModelForCausalLM
+
+    loader: Any = AutoModelForCausalLM
+    try:
+        model, info = loader.from_pretrained(source, config=config, dtype=dtype, output_loading_info=True)
+    except Exception as error:
+        raise InputError(f"{source}: the weights can't be loaded ({_first_line(error)})") from None
+    missing = sorted(info["missing_keys"])
+    wrong = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in info.get("mismatched_keys", ()))
+    if missing or wrong:
+        named = (missing + wrong)[0]
+        raise InputError(
+            f"{source}: the weights don't fill the model ({len(missing) + len(wrong)} tensors missing or of another "
+            f"shape, such as {named}); save the whole causal language model there"
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars or load reports: errors are raised as one line instead."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def encode_prompt(tokenizer: Any, prompt: str | list[dict], system: str | None = None) -> list[int]:
+    """A prompt's token ids, always a flat list of ints, ready to be continued.
+
+    With a chat template, text becomes one user message, ``system`` a system message before it (unless the messages
+    bring their own), and the template opens the assistant's turn. Without one, text is encoded as it is and the
+    contents of messages are joined by blank lines; ``system`` is then not used. An end-of-sequence id that a tokenizer
+    appends by itself is taken off. Raises `InputError` if the template refuses the messages or nothing is encoded.
+    """
+    if getattr(tokenizer, "chat_template", None):
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        if system and not (messages and messages[0].get("role") == "system"):
+            messages.insert(0, {"role": "system", "content": system})
+        try:
+            encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+        except Exception as error:
+            raise InputError(f"the chat template refuses the prompt ({_first_line(error)})") from None
+        ids = _flat(encoded)
+    else:
+        text = prompt if isinstance(prompt, str) else "\n\n".join(str(m["content"]) for m in prompt)
+        ids, bare = _flat(tokenizer(text)), _flat(tokenizer(text, add_special_tokens=False))
+        eos = tokenizer.eos_token_id
+        if len(ids) > len(bare) and ids[-1] == eos and (not bare or bare[-1] != eos) and len(ids) > 1:
+            ids = ids[:-1]
+    if not ids:
+        raise InputError("the prompt is empty: it has no tokens")
+    return ids
+
+
+def _flat(encoded: Any) -> list[int]:
+    """Token ids as a flat list, whatever a tokenizer wraps them in: a dict, a tensor, a batch of one."""
+    ids = encoded["input_ids"] if hasattr(encoded, "keys") else encoded
+    ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    if len(ids) == 1 and isinstance(ids[0], list):
+        ids = ids[0]
+    return [int(i) for i in ids]
+
+
+def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a response: those of the generation configuration, the model's and the tokenizer's."""
+    config = model.config
+    holders = [getattr(model, "generation_config", None), config, _text_config(config), tokenizer]
+    found: set[int] = set()
+    for holder in holders:
+        eos = getattr(holder, "eos_token_id", None)
+        if eos is not None:
+            found.update(int(i) for i in (eos if isinstance(eos, list | tuple | set) else [eos]))
+    return frozenset(i for i in found if i >= 0)
+
+
+def context_length(model: Any) -> int | None:
+    """The most tokens (prompt and response together) that the model takes, or None where it names no limit."""
+    config = _text_config(model.config)
+    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def vocabulary_size(model: Any) -> int:
+    """Rows of the input embedding: ids at or above it can't be fed to the model."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _text_config(config: Any) -> Any:
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config

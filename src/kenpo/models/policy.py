@@ -1,0 +1,132 @@
+"""The policy's log-probs and entropies of a batch of rollouts, with or without gradient.
+
+The rows are compacted before the model sees them: the real tokens of each row move to the left in their order and
+whatever is left over at the right is never attended to by a causal model. So positions count real tokens only, left
+and right padding give the same arithmetic, and no attention mask is needed. The head runs only at positions that
+predict a trainable token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kenpo.errors import InputError, MissingFieldError
+from kenpo.models.head import Head, find_head, head_terms, module_inputs, pick_terms
+from kenpo.models.loading import context_length, vocabulary_size
+from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, Policy, Rollouts
+
+COMPUTED = frozenset({"logp", "entropy", "topk_logp"})
+
+
+def policy_terms(model: Any, rollouts: Rollouts, *, temperature: float, want: frozenset[str] = frozenset()) -> Policy:
+    """Log-probs (and entropies) of the rollouts' trainable tokens under `model` at `temperature`.
+
+    ``rollouts.tokens`` [B,T] holds -1 where there is no token, anywhere in the row. Returns a `Policy` aligned with it:
+    ``logp`` [B,T] in nats, if wanted ``entropy`` [B,T] (with gradient) and ``topk_logp`` [B,T,K] at
+    ``rollouts.topk_ids``; 0 off the mask. ``rollouts.support_ids`` [B,T,K], if present, are the ids that top-k or
+    top-p sampling kept: all terms are then those of the distribution renormalised over them (a position with none
+    keeps the vocabulary).
+    Names in ``want`` that are fields of `Rollouts` are left to whoever fills them.
+
+    Runs in eval mode (a model in training mode is switched). Logits are raised to float32 before the temperature,
+    float64 stays. Call it under ``torch.no_grad()`` for old and reference log-probs. A batch with no trainable token
+    gives zeros that carry an empty graph. Raises `InputError` for a trainable position without token or predecessor,
+    for ids outside the vocabulary, rows longer than the context, a sampled token outside its support, and a field in
+    ``want`` that is not computed here.
+    """
+    _check_want(want, rollouts)
+    if not temperature > 0:
+        raise InputError(f"temperature: {temperature} is not above 0")
+    if rollouts.tokens is None:
+        raise MissingFieldError("tokens: the batch holds none, so the model can't score it")
+    if model.training:
+        model.eval()
+    rows = _compact(rollouts, _device_of(model), context_length(model), vocabulary_size(model))
+    shape = rollouts.mask.shape
+    if rows is None:
+        return _nothing(model, shape, want, rollouts)
+    hidden, head = _hidden(model, rows)
+    support = None if rollouts.support_ids is None else rollouts.support_ids.to(hidden.device)[rows.row, rows.column]
+    topk = rollouts.topk_ids.to(hidden.device)[rows.row, rows.column] if "topk_logp" in want else None  # type: ignore[union-attr]
+    if head is None:  # `hidden` are the model's own logits
+        terms = pick_terms(hidden, rows.target, temperature, want, support, topk)
+    else:
+        terms = head_terms(hidden, head, rows.target, temperature, want, support, topk)
+    where = (rows.row, rows.column)
+    return Policy(**{n: v.new_zeros((*shape, *v.shape[1:])).index_put(where, v) for n, v in terms.items()})
+
+
+class _Compact(NamedTuple):
+    """Rows with trainable tokens, moved to the left; ``row``, ``column`` [N] are places in the batch as given."""
+
+    ids: Tensor  # [R,W] inputs
+    row: Tensor  # [N]
+    column: Tensor  # [N]
+    source_row: Tensor  # [N] row of `ids`
+    source: Tensor  # [N] position in `ids` whose output predicts the target
+    target: Tensor  # [N]
+
+
+def _check_want(want: frozenset[str], rollouts: Rollouts) -> None:
+    for name in sorted(want - COMPUTED):
+        if name in POLICY_FIELDS:
+            raise InputError(f"{name}: this forward pass computes only {', '.join(sorted(COMPUTED))}")
+        if name not in ROLLOUT_FIELDS:
+            raise InputError(f"{name}: no field of Policy or Rollouts")
+    if "topk_logp" in want and rollouts.topk_ids is None:
+        raise MissingFieldError("topk_logp needs topk_ids in the rollouts, and the batch holds none")
+
+
+def _compact(rollouts: Rollouts, device: torch.device, context: int | None, vocabulary: int) -> _Compact | None:
+    assert rollouts.tokens is not None
+    tokens, mask = rollouts.tokens.to(device), rollouts.mask.to(device)
+    row, column = mask.nonzero(as_tuple=True)
+    if row.numel() == 0:
+        return None
+    present = tokens >= 0
+    place = present.cumsum(1) - 1  # position among the row's real tokens
+    target, source = tokens[row, column], place[row, column] - 1
+    bad = (target < 0) | (source < 0)
+    if bool(bad.any()):
+        at = int(bad.nonzero()[0])
+        r, c = int(row[at]), int(column[at])
+        why = "holds no token" if int(target[at]) < 0 else "is the row's first token, so nothing predicts it"
+        raise InputError(f"tokens: row {r} position {c} is trainable but {why}")
+    kept = mask.any(1)
+    width = int(source.max()) + 1  # inputs after the last prediction are never read
+    if context is not None and width > context:
+        raise InputError(f"tokens: a row of {width} tokens exceeds the model's context of {context}")
+    if int(tokens.max()) >= vocabulary:
+        raise InputError(f"tokens: id {int(tokens.max())} is outside the model's vocabulary of {vocabulary}")
+    index = kept.cumsum(0) - 1
+    ids = tokens.new_zeros((int(kept.sum()), width))
+    used_row, used_column = (present & kept[:, None] & (place < width)).nonzero(as_tuple=True)
+    ids[index[used_row], place[used_row, used_column]] = tokens[used_row, used_column]
+    return _Compact(ids, row, column, index[row], source, target)
+
+
+def _hidden(model: Any, rows: _Compact) -> tuple[Tensor, Head | None]:
+    """What predicts the targets: hidden states [N,H] and the head, or the model's own logits [N,V] and None."""
+    head = find_head(model)
+    module = model if head is None else head.decoder
+    out = module(**module_inputs(module, rows.ids))
+    states = out.logits if head is None else out.last_hidden_state
+    return states[rows.source_row, rows.source], head
+
+
+def _nothing(model: Any, shape: torch.Size, want: frozenset[str], rollouts: Rollouts) -> Policy:
+    """Zeros with a graph to the model's parameters (gradients exactly 0), so that a backward pass goes through."""
+    anchor = next((p for p in model.parameters() if p.requires_grad), next(model.parameters()))
+    dtype = torch.float64 if anchor.dtype == torch.float64 else torch.float32
+    zero = anchor.reshape(-1)[:0].sum().to(dtype)
+    made = {n: zero.expand(shape) for n in ("logp", *({"entropy"} & want))}
+    if "topk_logp" in want:
+        made["topk_logp"] = zero.expand(rollouts.topk_ids.shape)  # type: ignore[union-attr]
+    return Policy(**made)
+
+
+def _device_of(model: Any) -> torch.device:
+    return next(model.parameters()).device
