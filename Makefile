@@ -26,7 +26,7 @@ train: setup  ## the main job: runs/first, resumed if it is unfinished, else run
 	@$(PY) -m kenpo train --out runs/first $(ARGS)
 
 test: setup-dev  ## the default tests
-	@$(PY) -m pytest -m "not slow and not integration" $(ARGS)
+	@$(PY) -m pytest $(ARGS)
 
 check: format-check lint types layering test  ## what has to pass before a change lands
 
