@@ -6,7 +6,7 @@ the catalogue's. `numbers(settings)` turns a case file's dotted settings into th
 
 from __future__ import annotations
 
-from . import grpo_family, mismatch, trust_region
+from . import group_coupled, grpo_family, mismatch, mixed_policy, rejection, trust_region
 
 REFERENCES = {
     "grpo": grpo_family.grpo,
@@ -45,6 +45,28 @@ REFERENCES = {
     "rloo": mismatch.rloo,
     "reinforce_pp": mismatch.reinforce_pp,
     "reinforce_pp_baseline": mismatch.reinforce_pp_baseline,
+}
+
+# Further methods. Some need arguments beside the case (a length, random numbers, a source's log-probs).
+WIDER = {
+    "stare": group_coupled.stare,
+    "zcpo": group_coupled.zcpo,
+    "gmc_grpo": group_coupled.gmc_grpo,
+    "reco": group_coupled.reco,
+    "sis": group_coupled.sis,
+    "conspo": group_coupled.conspo,
+    "ggpo": group_coupled.ggpo,
+    "range_grpo": group_coupled.range_grpo,
+    "luffy": mixed_policy.luffy,
+    "grin": mixed_policy.grin,
+    "oc_grpo": mixed_policy.oc_grpo,
+    "graft": mixed_policy.graft,
+    "missing_old_logits": mixed_policy.missing_old_logits,
+    "erpo": mixed_policy.erpo,
+    "reinforce_pp_kl": mixed_policy.reinforce_pp_kl,
+    "remax": mixed_policy.remax,
+    "opsm": rejection.opsm,
+    "rejection": rejection.rejection,
 }
 
 

@@ -30,6 +30,9 @@ class Response:
         self.positions = [t for t, m in enumerate(rollouts["mask"][row]) if m]
         self.n = len(self.positions)
         self.logp = [Value(x) for x in self.take("logp")]
+        asked = rollouts.get("prompt_mask")
+        self.query = [t for t, m in enumerate(asked[row]) if m] if asked is not None else []
+        self.query_logp = [Value(case["policy"]["logp"][row][t]) for t in self.query]
         self.old = self.take("logp_old") if rollouts.get("logp_old") is not None else [x.data for x in self.logp]
 
     def take(self, name: str) -> list:
@@ -88,6 +91,11 @@ class Batch:
             out.append(rule([values[j] for j in members], members.index(i)))
         return out
 
+    def advantages(self, rule: Callable[[list[float], int], float]) -> list[float]:
+        """The case's own `advantages` [B] where it states them (golden numbers do), else `rule` on the rewards."""
+        given = self.case["rollouts"].get("advantages")
+        return self.by_group(self.rewards, rule) if given is None else [given[y.row] for y in self.responses]
+
     @property
     def rewards(self) -> list[float]:
         return [y.reward for y in self.responses]
@@ -97,6 +105,7 @@ class Batch:
         rows outside the batch. `advantages` and `weights` hold, per response, a number or a list over its tokens."""
         width = [len(row) for row in self.case["rollouts"]["mask"]]
         leaves = [(y.row, t, x) for y in self.everyone for t, x in zip(y.positions, y.logp, strict=True)]
+        leaves += [(y.row, t, x) for y in self.everyone for t, x in zip(y.query, y.query_logp, strict=True)]
         coefficients = [[0.0] * w for w in width]
         for (row, t, _), g in zip(leaves, gradients(loss, [x for _, _, x in leaves]), strict=True):
             coefficients[row][t] = g
@@ -149,7 +158,7 @@ def leave_one_out(group: list[float], k: int) -> float:
 
 
 def whiten_over_tokens(batch: Batch, outcome: list[float], eps: float = 1e-8) -> list[float]:
-    """(x - mean) / sqrt(var + eps), mean and variance (ddof 1) over all trained tokens; a token has its response's x."""
+    """(x - mean) / sqrt(var + eps); mean and variance (ddof 1) over all trained tokens, each with its response's x."""
     tokens = [x for y, x in zip(batch, outcome, strict=True) for _ in range(y.n)]
     if len(tokens) < 2 or constant(tokens):
         return [0.0] * batch.N
@@ -179,6 +188,24 @@ def sequence_mean(batch: Batch, J: list[list]):
 def sequence_sum(batch: Batch, J: list[list]):
     """(1/N) sum_i sum_t J."""
     return sum(sum(row) for row in J) / batch.N if batch.N else 0.0
+
+
+def group_token_mean(batch: Batch, J: list[list]):
+    """Token mean within each group, then mean over groups; a group without trained tokens adds 0 and is counted."""
+    total, groups = 0.0, 0
+    for i, y in enumerate(batch):
+        members = batch.group_of(y)
+        if members[0] == i:
+            groups += 1
+            tokens = sum(batch.responses[j].n for j in members)
+            total = total + (sum(sum(J[j]) for j in members) / tokens if tokens else 0.0)
+    return total / groups if groups else 0.0
+
+
+def dual_clipped(r, A: float, low: float, high: float, dual: float | None):
+    """The clipped surrogate; for A < 0 never below dual * A (where it is constant)."""
+    J = clipped(r, A, low, high)
+    return dual * A if dual is not None and A < 0 and stop(J) < dual * A else J
 
 
 def quantile(values: list[float], q: float) -> float:

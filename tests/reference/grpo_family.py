@@ -11,6 +11,7 @@ from .batch import (
     centred,
     clipped,
     constant,
+    dual_clipped,
     mean,
     saturate,
     sequence_mean,
@@ -27,15 +28,15 @@ def k3(logp, ref):
     return exp(d) - d - 1
 
 
-def grpo(case, low=0.2, high=0.2, beta=0.04, eps=1e-6):
+def grpo(case, low=0.2, high=0.2, beta=0.04, dual=None, eps=1e-6):
     """DeepSeekMath, arXiv 2402.03300.
 
     J = (1/N) sum_i (1/n_i) sum_t { min( r A, clip(r, 1-low, 1+high) A ) - beta k3 }, A = (R - mean)/(std + eps) in the
-    group. The KL term acts on every token, also where A = 0. Ours: std with ddof 1, eps added to it.
+    group. The KL term acts on every token, also where A = 0. Ours: std with ddof 1, eps added to it. `dual`: verl's dual clip, the loss of a token with A < 0 is at most -dual A.
     """
     batch = Batch(case)
     A = batch.by_group(batch.rewards, z_score(eps))
-    J = [[clipped(r, a, low, high) for r in y.ratios()] for y, a in zip(batch, A, strict=True)]
+    J = [[dual_clipped(r, a, low, high, dual) for r in y.ratios()] for y, a in zip(batch, A, strict=True)]
     if beta:
         for row, y in zip(J, batch, strict=True):
             row[:] = [j - beta * k3(lp, ref) for j, lp, ref in zip(row, y.logp, y.take("logp_ref"), strict=True)]
@@ -49,17 +50,17 @@ def overlong_penalty(n: int, limit: int | None, buffer: int) -> float:
     return max(((limit - buffer) - n) / buffer, -1.0)
 
 
-def dapo(case, low=0.2, high=0.28, limit=None, buffer=4096, eps=1e-6):
+def dapo(case, low=0.2, high=0.28, limit=None, buffer=4096, average=token_mean, eps=1e-6):
     """DAPO, arXiv 2503.14476.
 
     J = sum_it min( r A, clip(r, 1-low, 1+high) A ) / sum_i n_i, over groups that are neither all right nor all wrong.
     Uniform means: all raw outcomes equal (before the length penalty); a group of one is uniform. Our reading: the token
-    mean is over the whole batch, not per prompt.
+    mean is over the whole batch; `average=group_token_mean` takes it per prompt, as the paper writes.
     """
     batch = Batch(case, keep=lambda group, y: not constant([z.reward for z in group]))
     A = batch.by_group([y.reward + overlong_penalty(y.n, limit, buffer) for y in batch], z_score(eps))
     J = [[clipped(r, a, low, high) for r in y.ratios()] for y, a in zip(batch, A, strict=True)]
-    return batch.result(-token_mean(batch, J), A)
+    return batch.result(-average(batch, J), A)
 
 
 def dr_grpo(case, low=0.2, high=0.2, length=None):
@@ -115,11 +116,13 @@ def signed_clip(d, A: float, low: float, high: float):
     return clamp(d, -low, float("inf")) if A < 0 else d
 
 
-def gmpo(case, low=0.4, high=0.4, eps=1e-6):
+def gmpo(case, low=0.4, high=0.4, literal=False, eps=1e-6):
     """GMPO, arXiv 2507.20673: J = (1/N) sum_i A_i exp( (1/n_i) sum_t dc_it ).
 
-    dc is the log-ratio clipped on the side A pushes to. Where paper and frameworks differ (low != high) the floor for A < 0 is exp(-low), as in verl and TRL.
+    dc is the log-ratio clipped on the side A pushes to. Where paper and frameworks differ (low != high) the floor for
+    A < 0 is exp(-low), as in verl and TRL; `literal`: the paper's, exp(-high).
     """
+    low = high if literal else low
     batch = Batch(case)
     A = batch.by_group(batch.rewards, z_score(eps))
     J = []
@@ -211,18 +214,26 @@ def cispo(case, floor=None, cap=5.0, eps=1e-6):
     return batch.result(-token_mean(batch, J), A)
 
 
-def dhpo(case, weight=0.5, token_low=0.2, token_high=0.2, sequence_low=3e-4, sequence_high=4e-4, eps=1e-6):
+def entropy_mix(H: list[float]) -> list[float]:
+    """DHPO's other weight: entropy min-max normalised within the response; .5 where it is flat."""
+    spread = max(H) - min(H) if H else 0.0
+    return [(h - min(H)) / spread if spread else 0.5 for h in H]
+
+
+def dhpo(case, weight=0.5, token_low=0.2, token_high=0.2, sequence_low=3e-4, sequence_high=4e-4, plain=False, eps=1e-6):
     """DHPO, arXiv 2601.05607, our reading: m = w r + (1-w) s, mc = w clip(r) + (1-w) clip(s), J = min( m A, mc A ),
-    response mean then mean. s is GSPO-token's ratio (its gradient goes through its own token only)."""
+    response mean, then mean. w is a number or "entropy" (on the token branch, detached). s is GSPO-token's ratio, its
+    gradient through its own token only; `plain` takes GSPO's, through all tokens of the response."""
     batch = Batch(case)
-    A = batch.by_group(batch.rewards, z_score(eps))
+    A = batch.advantages(z_score(eps))
     J = []
     for y, a in zip(batch, A, strict=True):
+        mix = entropy_mix(y.take("entropy")) if weight == "entropy" else [weight] * y.n
+        sequence = [sequence_ratio(y)] * y.n if plain and y.n else gspo_token_ratios(y)
         row = []
-        for r, s in zip(y.ratios(), gspo_token_ratios(y), strict=True):
-            m = weight * r + (1 - weight) * s
-            token = clamp(r, 1 - token_low, 1 + token_high)
-            sequence = clamp(s, 1 - sequence_low, 1 + sequence_high)
-            row.append(minimum(m * a, (weight * token + (1 - weight) * sequence) * a))
+        for w, r, s in zip(mix, y.ratios(), sequence, strict=True):
+            bound_r = clamp(r, 1 - token_low, 1 + token_high)
+            bound_s = clamp(s, 1 - sequence_low, 1 + sequence_high)
+            row.append(minimum((w * r + (1 - w) * s) * a, (w * bound_r + (1 - w) * bound_s) * a))
         J.append(row)
     return batch.result(-sequence_mean(batch, J), A)

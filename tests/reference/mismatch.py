@@ -10,12 +10,14 @@ from .batch import (
     centred,
     clipped,
     leave_one_out,
+    saturate,
     sequence_mean,
     sequence_sum,
     token_mean,
     whiten_over_tokens,
     z_score,
 )
+from .grpo_family import k3
 from .scalar import clamp, minimum, stop
 from .trust_region import binary_kl
 
@@ -141,9 +143,17 @@ def reinforce_pp(case, low=0.2, high=0.2, eps=1e-8):
     return batch.result(-token_mean(batch, J), A)
 
 
-def reinforce_pp_baseline(case, low=0.2, high=0.2, eps=1e-8):
-    """REINFORCE++-baseline: R - mean of the group, then whitened likewise."""
+KL = {"k2": lambda logp, ref: saturate(ref - logp) * saturate(ref - logp) / 2, "k3": k3}
+
+
+def reinforce_pp_baseline(case, low=0.2, high=0.2, beta=0.0, estimator="k2", eps=1e-8):
+    """REINFORCE++-baseline: R - mean of the group, then whitened likewise; optionally beta KL to the reference as a
+    token loss, k2 or k3 of log pi_ref - log pi_theta."""
     batch = Batch(case)
     A = whiten_over_tokens(batch, batch.by_group(batch.rewards, centred), eps)
     J = [[clipped(r, a, low, high) for r in y.ratios()] for y, a in zip(batch, A, strict=True)]
+    if beta:
+        for row, y in zip(J, batch, strict=True):
+            penalty = [KL[estimator](lp, ref) for lp, ref in zip(y.logp, y.take("logp_ref"), strict=True)]
+            row[:] = [j - beta * k for j, k in zip(row, penalty, strict=True)]
     return batch.result(-token_mean(batch, J), A)

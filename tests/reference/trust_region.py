@@ -292,7 +292,7 @@ def rspo(case, bound=0.4, floor=0.8, layers="geometric", eps=1e-6):
     gamma is detached, applied after the log-clip, and outside the sign power (it never amplifies). The floor is ours.
     """
     batch = Batch(case)
-    A = batch.by_group(batch.rewards, z_score(eps))
+    A = batch.advantages(z_score(eps))
     J = []
     for y, a in zip(batch, A, strict=True):
         if y.n:
@@ -311,7 +311,7 @@ def gammas(y, floor: float, layers: str) -> list[float]:
 def rspo_pre_clip(case, low=0.2, high=0.2, floor=0.8, layers="geometric", eps=1e-6):
     """RSPO as the brief has it: gamma r takes the place of r in the token clip; response mean, then mean."""
     batch = Batch(case)
-    A = batch.by_group(batch.rewards, z_score(eps))
+    A = batch.advantages(z_score(eps))
     J = []
     for y, a in zip(batch, A, strict=True):
         J.append([clipped(g * r, a, low, high) for g, r in zip(gammas(y, floor, layers), y.ratios(), strict=True)])
@@ -321,7 +321,7 @@ def rspo_pre_clip(case, low=0.2, high=0.2, floor=0.8, layers="geometric", eps=1e
 def rspo_post_clip(case, low=0.2, high=0.2, floor=0.8, layers="geometric", eps=1e-6):
     """RSPO with gamma as a weight on the clipped token surrogate; response mean, then mean."""
     batch = Batch(case)
-    A = batch.by_group(batch.rewards, z_score(eps))
+    A = batch.advantages(z_score(eps))
     W = [gammas(y, floor, layers) for y in batch]
     J = [
         [g * clipped(r, a, low, high) for g, r in zip(row, y.ratios(), strict=True)]
