@@ -8,6 +8,7 @@ text ever shows a held-out sum, operands swapped or not.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,6 +44,13 @@ def _mix(*words: int) -> int:
 def is_held_out(a: int, b: int) -> bool:
     """Whether the unordered pair {a, b} belongs to the held-out side; the same for (b, a) and for every seed."""
     return _mix(_SPLIT_KEY, min(a, b), max(a, b)) % _HELD_OUT_ONE_IN == 0
+
+
+@functools.cache
+def _held_out_pairs() -> list[tuple[int, int]]:
+    """Every held-out pair, smaller operand first, in a fixed shuffled order."""
+    pairs = [(a, b) for a in range(LOW, HIGH + 1) for b in range(a, HIGH + 1) if is_held_out(a, b)]
+    return sorted(pairs, key=lambda pair: _mix(_SPLIT_KEY, *pair))
 
 
 def trace(a: int, b: int, *, carry: bool = True) -> str:
@@ -93,10 +101,8 @@ class AdditionTask:
         """The first `n` held-out problems in one fixed shuffled order, each unordered pair once (about 3,200 exist)."""
         if n < 1:
             raise InputError(f"addition: asked for {n} held-out problems; ask for at least 1")
-        pairs = [(a, b) for a in range(LOW, HIGH + 1) for b in range(a, HIGH + 1) if is_held_out(a, b)]
-        pairs.sort(key=lambda pair: _mix(_SPLIT_KEY, *pair))
         # which operand comes first is as random as it is in training
-        return [_problem(*(pair if _mix(*pair) & 1 else pair[::-1])) for pair in pairs[:n]]
+        return [_problem(*(pair if _mix(*pair) & 1 else pair[::-1])) for pair in _held_out_pairs()[:n]]
 
 
 class Demonstration(NamedTuple):

@@ -73,7 +73,9 @@ def _text(row: dict[str, Any], where: str, prompt_column: str, response_column: 
     prompt, response = row[prompt_column], row[response_column]
     messages = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
     if not prompt or not (isinstance(prompt, str) or messages):
-        raise InputError(f"{where}: column {prompt_column!r} must hold a text or a list of chat messages, and not be empty")
+        raise InputError(
+            f"{where}: column {prompt_column!r} must hold a text or a list of chat messages, and not be empty"
+        )
     if not isinstance(response, str) or not response:
         raise InputError(f"{where}: column {response_column!r} must hold a text that is not empty")
     return Text(prompt, response, where)
@@ -103,7 +105,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: Text, context: int | None) 
         raise InputError(f"{text.where}: holds characters that the tokenizer does not know; choose another --tokenizer")
     ids = [*prompt, *response, tokenizer.eos_token_id]
     if context is not None and len(ids) > context:
-        raise InputError(f"{text.where}: {len(ids)} tokens do not fit the model's context of {context}; shorten the row")
+        raise InputError(
+            f"{text.where}: {len(ids)} tokens do not fit the model's context of {context}; shorten the row"
+        )
     return Row(ids, len(prompt))
 
 

@@ -15,7 +15,7 @@ ARCHITECTURES = ("qwen3", "llama", "gpt2")
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of a decoder: `hidden` width, `layers`, `heads`, `kv_heads` (Qwen3 and Llama), `ffn` width, `context` tokens.
+    """Sizes of a decoder: `hidden` and `ffn` widths, `layers`, `heads`, `kv_heads` (not GPT-2), `context` in tokens.
 
     Raises `InputError` for an unknown family or sizes that do not divide. `ffn` None: 8/3 of `hidden` rounded up to a
     multiple of 64 (Qwen3, Llama: three matrices) or 4 times `hidden` (GPT-2: two matrices).
@@ -41,7 +41,9 @@ class Architecture:
         if self.family == "gpt2" and self.kv_heads not in (None, self.heads):
             raise InputError("kv-heads: GPT-2 has one key-value head per head; leave --kv-heads out")
         if self.family != "gpt2" and (self.hidden // self.heads) % 2:
-            raise InputError(f"hidden: {self.hidden // self.heads} per head is odd; rotary positions need an even number")
+            raise InputError(
+                f"hidden: {self.hidden // self.heads} per head is odd; rotary positions need an even number"
+            )
         if self.heads % (self.kv_heads or self.heads):
             raise InputError(f"heads: {self.heads} is not a multiple of kv-heads ({self.kv_heads})")
 
