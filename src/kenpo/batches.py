@@ -76,19 +76,22 @@ def load_rollouts(path: str | os.PathLike[str]) -> Rollouts:
 def concatenate(batches: Sequence[Rollouts]) -> Rollouts:
     """The rows of all batches in order, widened to the longest and padded on the right with each field's padding value.
 
-    Group numbers are taken as they are. InputError for batches whose fields differ, or for none at all.
+    Group numbers are taken as they are; a reward part that a batch lacks is NaN there. InputError for batches whose fields differ, or for none at all.
     """
     if not batches:
         raise InputError("no batches to join")
     if len(batches) == 1:
         return batches[0]
     names = list(batches[0].tensors())
-    parts = list(batches[0].reward_parts)
     for other in batches[1:]:
-        if set(other.tensors()) != set(names) or set(other.reward_parts) != set(parts):
+        if set(other.tensors()) != set(names):
             raise InputError("batches with different fields can't be joined")
     fields = {n: _join([getattr(b, n) for b in batches], ROLLOUT_FIELDS[n].pad) for n in names}
-    return Rollouts(**fields, reward_parts={n: torch.cat([b.reward_parts[n] for b in batches]) for n in parts})
+    named = dict.fromkeys(n for b in batches for n in b.reward_parts)
+    parts = {
+        n: torch.cat([b.reward_parts.get(n, torch.full_like(b.rewards, torch.nan)) for b in batches]) for n in named
+    }
+    return Rollouts(**fields, reward_parts=parts)
 
 
 def _join(tensors: Sequence[Tensor], pad: float) -> Tensor:

@@ -1,0 +1,79 @@
+"""From a command line to a dataclass: tyro reads the options, this file turns its complaints into one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from kenpo.errors import InputError
+
+T = TypeVar("T")
+
+
+def merge_repeats(argv: Sequence[str], names: Sequence[str]) -> list[str]:
+    """`--set A --set B` as `--set A B`, so that a list option may be repeated without losing the earlier values."""
+    rest: list[str] = []
+    lists: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    for arg in argv:
+        name, equals, value = arg.partition("=")
+        if name in names:
+            values = lists.setdefault(name, [])
+            if equals:
+                values.append(value)
+                values = None
+        elif arg.startswith("--"):
+            values = None
+            rest.append(arg)
+        else:
+            (rest if values is None else values).append(arg)
+    for name, collected in lists.items():
+        rest += [name, *collected]
+    return rest
+
+
+def take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """The value of option `name` (None if absent) and the other arguments. InputError if its value is missing."""
+    value: str | None = None
+    rest: list[str] = []
+    items = iter(argv)
+    for arg in items:
+        if arg == name:
+            value = next(items, None)
+            if value is None or value.startswith("--"):
+                raise InputError(f"{name} needs a value")
+        elif arg.startswith(name + "="):
+            value = arg.partition("=")[2]
+        else:
+            rest.append(arg)
+    return value, rest
+
+
+def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str, default: T | None = None) -> T:
+    """An instance of dataclass `cls`; `--help` prints and leaves with status 0. InputError for bad options."""
+    import tyro
+
+    kwargs: dict[str, Any] = {} if default is None else {"default": default}
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(cls, args=list(argv), prog=prog, description=description, **kwargs)
+    except SystemExit as leaving:
+        if not leaving.code:
+            raise
+        raise InputError(f"{_first_section(errors.getvalue())} (see {prog} --help)") from None
+
+
+def _first_section(box: str) -> str:
+    """The first paragraph of tyro's box of complaints, on one line."""
+    lines: list[str] = []
+    for line in box.splitlines()[1:]:
+        text = re.sub(r"^[│|]|[│|]$", "", line.strip()).strip()
+        if text and not set(text) <= set("─╰╯╭╮+-"):
+            lines.append(text)
+        elif text and lines:
+            break
+    return " ".join(lines) or "the options can't be read"

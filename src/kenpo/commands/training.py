@@ -1,0 +1,312 @@
+"""`kenpo train`, `kenpo eval` and `kenpo sample`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kenpo.commands.arguments import merge_repeats, parse, take
+from kenpo.errors import InputError, KenpoError
+
+_LISTS = ("--set", "--with", "--stop", "--loggers", "--k")
+
+_TRAIN = """Train a model with any algorithm on any task, and write everything about it into one folder.
+
+examples:
+  kenpo train
+      the bundled model learns 3-digit addition with grpo
+  kenpo train --algorithm dapo --set surrogate.high=0.3 --dry-run
+      print the plan: which model passes run and why, the arithmetic, the memory
+  kenpo train --model path/to/model --task reasoning_gym:chain_sum --max-tokens 128
+  kenpo train --model path/to/model --task data.jsonl --verifier my.py:reward
+  kenpo train --algorithm my.py:MINE --with untruncated --set aggregate.over=kept
+  kenpo train --resume runs/grpo-addition-1
+      go on from the last checkpoint, bit for bit
+  kenpo train --config runs/grpo-addition-1/config.json --seed 1
+      the same run again with another seed
+  torchrun --nproc-per-node 2 -m kenpo train
+"""
+
+
+def train(argv: list[str]) -> int:
+    """The command ``kenpo train``."""
+    config = read_config(argv)
+    from kenpo.trainer.loop import train as run
+    from kenpo.trainer.progress import make_progress
+
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        summary = run(config, make_progress(config.quiet) if rank == 0 else ())
+    except KenpoError as error:
+        if rank == 0:
+            raise
+        return error.exit_status  # every rank meets the same error; the first one says it
+    if rank == 0 and "plan" in summary:
+        print(summary["plan"])
+    return 0
+
+
+def read_config(argv: list[str]) -> Any:
+    """A TrainConfig from the command line: a recorded one (``--config``, ``--resume``) under the further options."""
+    from kenpo.trainer.config import TrainConfig, load
+    from kenpo.trainer.run_folder import next_in_series, recorded_config
+
+    argv, resume = _resume(argv)
+    file, argv = take(argv, "--config")
+    base = TrainConfig()
+    if file:
+        base = load(file)
+    out, _ = take(argv, "--out")
+    series, _ = take(argv, "--series")
+    if resume and out:
+        base = recorded_config(Path(out))
+    elif series and not out:
+        path, unfinished = next_in_series(Path(series))
+        if unfinished:
+            base = recorded_config(path)
+    base = base.but(resume=resume)
+    config = parse(TrainConfig, merge_repeats(argv, _LISTS), prog="kenpo train", description=_TRAIN, default=base)
+    if base.settings and config.settings is not base.settings:
+        config = config.but(settings={**base.settings, **(config.settings or {})})
+    return config
+
+
+def _resume(argv: list[str]) -> tuple[list[str], bool]:
+    """``--resume RUN`` as ``--out RUN``; a bare ``--resume`` goes with ``--out``."""
+    rest: list[str] = []
+    resume = False
+    items = list(argv)
+    while items:
+        arg = items.pop(0)
+        name, _, value = arg.partition("=")
+        if name != "--resume":
+            rest.append(arg)
+            continue
+        resume = True
+        if not value and items and not items[0].startswith("--"):
+            value = items.pop(0)
+        if value:
+            rest += ["--out", value]
+    return rest, resume
+
+
+# -- eval -------------------------------------------------------------------------------------------------------------
+
+_EVAL = """Greedy accuracy of a model on held-out problems, and the unbiased pass@k of several samples per problem.
+
+examples:
+  kenpo eval bundled --task addition
+  kenpo eval runs/first/checkpoints/step_000012 --task addition --samples 8 --k 1 2 4 8
+  kenpo eval path/to/model --task gsm8k.jsonl --verifier math_verify --json
+"""
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Options of ``kenpo eval``."""
+
+    task: str = "addition"
+    """"addition", "reasoning_gym:NAME", or a .jsonl, .json or .parquet file."""
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    eval_file: str | None = None
+    system: str | None = None
+    verifier: str | None = None
+    """Default: the task's own."""
+    time_limit: float = 10.0
+    correct_at: float = 1.0
+    """A sample is correct when its reward is at least this."""
+    problems: int = 500
+    samples: int = 1
+    """Samples per problem for pass@k; 1 with no --k: greedy only."""
+    k: tuple[int, ...] = ()
+    """pass@k for these k (each at most --samples)."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    batch: int = 256
+    """Prompts generated at once."""
+    seed: int = 0
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    device: str = "cpu"
+    threads: int | None = None
+    json: bool = False
+    """One JSON object instead of text."""
+
+
+def evaluate(argv: list[str]) -> int:
+    """The command ``kenpo eval``."""
+    name, argv = _positional(argv, "kenpo eval MODEL", _EVAL, EvalOptions)
+    options = parse(EvalOptions, merge_repeats(argv, _LISTS), prog="kenpo eval MODEL", description=_EVAL)
+    for k in options.k:
+        if not 1 <= k <= options.samples:
+            raise InputError(f"--k {k}: pass@k needs at least k samples per problem; --samples is {options.samples}")
+    if options.problems < 1 or options.samples < 1 or options.batch < 1:
+        raise InputError("--problems, --samples and --batch are at least 1")
+    result = run_eval(name, options)
+    if options.json:
+        print(json.dumps(result))
+        return 0
+    print(
+        f"{name} on {options.task}: {result['problems']} held-out problems, {result['no_verdict']} samples without verdict"
+    )
+    print(f"greedy accuracy {result['accuracy']:.4f}   reward {result['reward']:.4f}   length {result['length']:.1f}")
+    for k, value in result["pass_at"].items():
+        print(f"pass@{k} {'–' if value is None else format(value, '.4f')}   ({options.samples} samples per problem)")
+    return 0
+
+
+def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
+    """What ``kenpo eval --json`` prints."""
+    import torch
+
+    from kenpo.engines.base import SamplingOptions
+    from kenpo.engines.hf import HFEngine
+    from kenpo.experience.tasks import load_task
+    from kenpo.experience.verifiers import load_verifier
+    from kenpo.models.loading import load_model
+    from kenpo.trainer.distributed import Ranks
+    from kenpo.trainer.evaluate import Evaluator
+    from kenpo.trainer.prompts import Prompts
+
+    o = options
+    if o.threads:
+        torch.set_num_threads(o.threads)
+    sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop)
+    task = load_task(
+        o.task, prompt_column=o.prompt_column, answer_column=o.answer_column, heldout=o.problems, eval_file=o.eval_file,
+        system=o.system,
+    )  # fmt: skip
+    with load_verifier(o.verifier or task.verifier, task=task, time_limit=o.time_limit) as verifier:
+        problems = task.heldout(o.problems)
+        model, tokenizer = load_model(name, dtype=o.dtype, device=o.device, trainable=False)
+        prompts = Prompts(model, tokenizer, o.system or task.system, o.max_tokens)
+        prompts.check(problems)
+        evaluator = Evaluator(
+            problems,
+            HFEngine(model, tokenizer),
+            prompts,
+            verifier,
+            Ranks(),
+            sampling,
+            correct_at=o.correct_at,
+            batch=o.batch,
+        )
+        outcome, _ = evaluator.run()
+        total = outcome.judged + outcome.no_verdict
+        result: dict[str, Any] = {
+            "model": name, "task": o.task, "problems": outcome.problems, "accuracy": outcome.accuracy,
+            "reward": outcome.reward / outcome.judged, "length": outcome.tokens / total, "truncated": outcome.truncated / total,
+            "correct": outcome.correct, "judged": outcome.judged, "no_verdict": outcome.no_verdict, "pass_at": {},
+        }  # fmt: skip
+        ks = o.k or ((1,) if o.samples > 1 else ())
+        if ks:
+            sampled, _ = evaluator.run(samples=o.samples, greedy=False, seed=o.seed)
+            result["no_verdict"] += sampled.no_verdict
+            for k in ks:
+                value, count = sampled.pass_at(k)
+                result["pass_at"][str(k)] = value / count if count else None
+    return result
+
+
+def _positional(argv: list[str], prog: str, description: str, cls: type) -> tuple[str, list[str]]:
+    """The model's name in front of the options."""
+    if not argv or argv[0] in ("-h", "--help"):
+        parse(cls, ["--help"], prog=prog, description=description)
+    if argv[0].startswith("-"):
+        raise InputError(f"name the model first: {prog} [OPTIONS]")
+    return argv[0], argv[1:]
+
+
+# -- sample -----------------------------------------------------------------------------------------------------------
+
+_SAMPLE = """Talk to a model: type a prompt a line, or pipe prompts in (one per line, one completion each).
+
+examples:
+  kenpo sample bundled --prompt "123+456="
+  kenpo sample runs/first/checkpoints/step_000012 --temperature 0.7
+  printf '1+2=\\n3+4=\\n' | kenpo sample path/to/model --json
+"""
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Options of ``kenpo sample``."""
+
+    prompt: str | None = None
+    """Complete this one prompt and leave."""
+    system: str | None = None
+    greedy: bool = False
+    """The likeliest token each time."""
+    samples: int = 1
+    """Completions per prompt."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    device: str = "cpu"
+    json: bool = False
+    """One JSON object per completion: prompt, completion, tokens, logp, truncated."""
+
+
+def sample(argv: list[str]) -> int:
+    """The command ``kenpo sample``."""
+    name, argv = _positional(argv, "kenpo sample MODEL", _SAMPLE, SampleOptions)
+    options = parse(SampleOptions, merge_repeats(argv, _LISTS), prog="kenpo sample MODEL", description=_SAMPLE)
+    if options.samples < 1:
+        raise InputError("--samples is at least 1")
+    from kenpo.engines.base import SamplingOptions, check_prompt_fits
+    from kenpo.engines.hf import HFEngine
+    from kenpo.models.loading import context_length, encode_prompt, load_model
+    from kenpo.trainer.collect import stable_seed
+
+    o = options
+    sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop)
+    model, tokenizer = load_model(name, dtype=o.dtype, device=o.device, trainable=False)
+    engine = HFEngine(model, tokenizer)
+    for number, text in enumerate(_prompts(o.prompt)):
+        ids = encode_prompt(tokenizer, text, o.system)
+        check_prompt_fits(ids, context_length(model), o.max_tokens, f"prompt {number + 1}")
+        seeds = [stable_seed(o.seed, number, j) for j in range(o.samples)]
+        for c in engine.generate([ids], [seeds], sampling, greedy=o.greedy)[0]:
+            if o.json:
+                entry = {
+                    "prompt": text,
+                    "completion": c.text,
+                    "tokens": len(c.tokens),
+                    "logp": math.fsum(c.logp),
+                    "truncated": c.truncated,
+                }
+                print(json.dumps(entry, ensure_ascii=False), flush=True)
+            else:
+                print(c.text, flush=True)
+    return 0
+
+
+def _prompts(given: str | None) -> Any:
+    """The one prompt of the command line, the lines of a pipe, or what is typed until an empty line or end of input."""
+    if given is not None:
+        yield given
+        return
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+        return
+    while True:
+        try:
+            text = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not text:
+            return
+        yield text

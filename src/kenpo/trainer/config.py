@@ -1,0 +1,303 @@
+"""The configuration of a run: one frozen dataclass, read by the command line, written to ``config.json``.
+
+Fields whose default is None have no fixed default: `resolve` fills them, from the recipe of the bundled model when both
+the model and the task are the bundled ones, else from `USUAL`. The resolved configuration is what a run prints and records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from kenpo.errors import InputError, UnknownNameError, unknown_name
+
+BUNDLED_MODEL, BUNDLED_TASK = "bundled", "addition"
+
+# What is used for a field left at None.
+USUAL: dict[str, Any] = {
+    "steps": 200, "prompts": 16, "group_size": 8, "lr": 1e-6, "warmup": 0, "betas": (0.9, 0.999), "max_tokens": 256,
+    "eval_every": 20, "checkpoint_every": 20, "settings": {},
+}  # fmt: skip
+# The measured recipe for the bundled model on its task (recipes/first_run.py); GRPO without KL, clip-higher.
+RECIPE: dict[str, Any] = {
+    "steps": 12, "prompts": 16, "group_size": 8, "lr": 1e-4, "warmup": 10, "betas": (0.9, 0.99), "max_tokens": 40,
+    "eval_every": 4, "checkpoint_every": 4,
+}  # fmt: skip
+RECIPE_SETTINGS: dict[str, Any] = {"regularizers": [], "surrogate.high": 0.28}  # with the recipe's algorithm, grpo
+
+# Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
+PROCESS_FIELDS = frozenset({"out", "series", "resume", "dry_run", "quiet"})
+# Recorded, yet free to differ when a run is resumed: they change no number.
+FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills"})
+
+
+def parse_settings(items: Sequence[str]) -> dict[str, Any]:
+    """``["surrogate.high=0.3"]`` as ``{"surrogate.high": 0.3}``; what is not JSON is taken as text. InputError without '='."""
+    settings: dict[str, Any] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise InputError(f"--set takes SLOT.FIELD=VALUE, for example surrogate.high=0.3; got {item!r}")
+        try:
+            settings[key] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[key] = value
+    return settings
+
+
+Settings = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="SLOT.FIELD=VALUE",
+        instance_from_str=parse_settings,
+        is_instance=lambda x: isinstance(x, dict),
+        str_from_instance=lambda d: [f"{k}={json.dumps(v)}" for k, v in d.items()],
+    ),
+    tyro.conf.arg(name="set"),
+]
+Stages = Annotated[tuple[str, ...], tyro.conf.arg(name="with", metavar="STAGE")]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that defines a training run. None: filled by `resolve`, printed, and recorded."""
+
+    model: str = BUNDLED_MODEL
+    """Model folder or hub name of any causal LM; "bundled" is the small model in the package."""
+    task: str = BUNDLED_TASK
+    """"addition", "reasoning_gym:NAME", or a .jsonl, .json or .parquet file."""
+    prompt_column: str = "prompt"
+    """Column of a data file that holds the prompt."""
+    answer_column: str = "answer"
+    """Column of a data file that holds the answer."""
+    eval_file: str | None = None
+    """File with the held-out problems; without it they are taken from the task."""
+    system: str | None = None
+    """System prompt, used with a chat template."""
+    verifier: str | None = None
+    """exact, numeric, math_verify, gsm8k, reasoning_gym or file.py:function; default: the task's own."""
+    time_limit: float = 10.0
+    """Seconds that a verifier may take for one sample; after that the sample is dropped and counted."""
+    correct_at: float = 1.0
+    """A sample counts as correct, in accuracy and pass@k, when its reward is at least this."""
+
+    algorithm: str = "grpo"
+    """A catalogued name (`kenpo list`) or your own as file.py:NAME."""
+    settings: Settings | None = None
+    """Change slots of the algorithm: --set surrogate.high=0.3 regularizers=[]."""
+    stages: Stages = ()
+    """Append stages by name: --with untruncated."""
+
+    steps: int | None = None
+    """Rollout batches to train on (recipe 12, else 200)."""
+    prompts: int | None = None
+    """Prompts per step (16)."""
+    group_size: int | None = None
+    """Samples per prompt (8)."""
+    minibatches: int = 1
+    """Optimizer steps per pass over a rollout batch, each on its share of the groups."""
+    epochs: int = 1
+    """Passes over each rollout batch."""
+    microbatch_tokens: int = 16384
+    """Padded tokens that one forward and backward holds at once; changes memory and speed only."""
+    max_refills: int = 9
+    """Further rounds of generation that dynamic sampling may ask for in one step."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """Below 1, log-probs are renormalised over the sampler's support on both sides."""
+    top_k: int = 0
+    """0: off."""
+    max_tokens: int | None = None
+    """Longest response (recipe 40, else 256)."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, besides the model's end-of-sequence ids."""
+
+    lr: float | None = None
+    """Learning rate (recipe 1e-4, else 1e-6)."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up; linear and cosine end at 0."""
+    warmup: int | None = None
+    """Steps of linear warm-up (recipe 10, else 0)."""
+    weight_decay: float = 0.0
+    """Decoupled, on matrices only."""
+    betas: tuple[float, float] | None = None
+    """AdamW's (recipe 0.9 0.99, else 0.9 0.999)."""
+    grad_clip: float = 1.0
+    """Largest norm of the gradient; 0: off."""
+
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Of the model; the optimizer keeps float32 master weights of a bfloat16 model."""
+    device: str | None = None
+    """cpu, cuda or cuda:N; default: cuda where there is one."""
+    seed: int = 0
+    threads: int | None = None
+    """CPU threads, fixed because the order of additions depends on them; default: those torch would use."""
+
+    eval_every: int | None = None
+    """Steps between two measurements of held-out accuracy (recipe 4, else 20); 0: only before and after."""
+    eval_problems: int = 500
+    """Held-out problems; 0: no evaluation at all."""
+    eval_batch: int = 256
+    """Held-out prompts generated at once."""
+    checkpoint_every: int | None = None
+    """Steps between two checkpoints (recipe 4, else 20); 0: only at the end."""
+    keep: int = 2
+    """Checkpoints kept; 0: all."""
+    record_batches: bool | None = None
+    """Record each step's rollouts under batches/; default: yes up to 65,536 tokens per step."""
+    log_samples: int = 256
+    """Completions written to samples.jsonl per step."""
+    loggers: tuple[str, ...] = ()
+    """tensorboard, wandb, trackio."""
+
+    out: str | None = None
+    """Run folder; it must not exist. Default: runs/ALGORITHM-TASK-N."""
+    series: str | None = None
+    """Run folder of a series: RUN, RUN-2, RUN-3 ...; an unfinished last one is resumed. --out goes before it."""
+    resume: bool = False
+    """Go on with the run in --out from its last checkpoint."""
+    dry_run: bool = False
+    """Print the plan and stop."""
+    quiet: bool = False
+    """No progress, errors only."""
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "stop", "loggers", "betas"):  # lists from JSON or from Python callers
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+        check(self)
+
+    def but(self, **changes: Any) -> TrainConfig:
+        """A copy with some fields changed; UnknownNameError for a field that does not exist."""
+        return from_dict({**vars(self), **changes})
+
+
+FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig))
+_AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epochs": 1, "microbatch_tokens": 1, "max_refills": 0,
+             "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0, "threads": 1, "eval_every": 0,
+             "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0, "log_samples": 0}  # fmt: skip
+
+
+def check(config: TrainConfig) -> None:
+    """InputError for a number out of range or options that exclude each other."""
+    for name, least in _AT_LEAST.items():
+        value = getattr(config, name)
+        if value is not None and not value >= least:
+            raise InputError(f"{_flag(name)}: {value} is below the least allowed, {least}")
+    if not config.temperature > 0:
+        raise InputError(f"--temperature: {config.temperature} is not above 0; greedy decoding is for evaluation only")
+    if not 0 < config.top_p <= 1:
+        raise InputError(f"--top-p: {config.top_p} is not in (0, 1]")
+    if not config.time_limit > 0:
+        raise InputError(f"--time-limit: {config.time_limit} is not above 0")
+    if config.betas is not None and not (len(config.betas) == 2 and all(0 <= b < 1 for b in config.betas)):
+        raise InputError(f"--betas: two numbers in [0, 1) expected, got {config.betas}")
+    for name, allowed in {
+        "schedule": ("constant", "linear", "cosine"),
+        "dtype": ("float32", "bfloat16", "float64"),
+    }.items():
+        if getattr(config, name) not in allowed:
+            raise unknown_name(name, str(getattr(config, name)), allowed)
+
+
+def _flag(name: str) -> str:
+    return "--" + {"settings": "set", "stages": "with"}.get(name, name).replace("_", "-")
+
+
+def resolve(config: TrainConfig) -> TrainConfig:
+    """The configuration with every None filled in: from the recipe for the bundled model on its task, else the usual values."""
+    recipe = config.model == BUNDLED_MODEL and config.task == BUNDLED_TASK
+    defaults = {**USUAL, **(RECIPE if recipe else {})}
+    filled = {n: v for n, v in defaults.items() if getattr(config, n) is None}
+    filled["settings"] = resolve_settings(config.settings, recipe and config.algorithm == "grpo")
+    if config.device is None:
+        filled["device"] = _best_device()
+    if config.threads is None:
+        filled["threads"] = _threads()
+    resolved = config.but(**filled)
+    if resolved.record_batches is None:
+        assert resolved.prompts and resolved.group_size and resolved.max_tokens
+        tokens = resolved.prompts * resolved.group_size * resolved.max_tokens
+        resolved = resolved.but(record_batches=tokens <= 65536)
+    if resolved.minibatches > (resolved.prompts or 0):
+        raise InputError(
+            f"--minibatches {resolved.minibatches} exceeds --prompts {resolved.prompts}: a minibatch holds whole groups"
+        )
+    return resolved
+
+
+def resolve_settings(given: Mapping[str, Any] | None, recipe: bool) -> dict[str, Any]:
+    """The settings in force. The recipe's stand unless one of `given` names the same slot as a whole or a part of it."""
+    given = dict(given or {})
+    if not recipe:
+        return given
+    mine = {k: v for k, v in RECIPE_SETTINGS.items() if k not in given and not any(_covers(k, g) for g in given)}
+    return {**mine, **given}
+
+
+def _covers(recipe_key: str, given_key: str) -> bool:
+    return given_key.startswith(recipe_key + ".") or recipe_key.startswith(given_key + ".")
+
+
+def _best_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    """What ``config.json`` holds: every field but those that say how a process behaves."""
+    return {n: list(v) if isinstance(v := getattr(config, n), tuple) else v for n in FIELDS if n not in PROCESS_FIELDS}
+
+
+def from_dict(values: Mapping[str, Any], where: str = "") -> TrainConfig:
+    """A configuration from its dict. UnknownNameError for a key that is not a field; InputError for a value of a wrong kind."""
+    for key in values:
+        if key not in FIELDS:
+            raise UnknownNameError(f"{where + ': ' if where else ''}{unknown_name('option', str(key), FIELDS)}")
+    try:
+        return TrainConfig(**values)
+    except TypeError as error:
+        raise InputError(f"{where + ': ' if where else ''}a value has the wrong kind ({error})") from None
+
+
+def load(path: str | os.PathLike[str]) -> TrainConfig:
+    """A configuration from a JSON file. InputError if it can't be read."""
+    try:
+        values = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"{path}: can't be read ({error.strerror})") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: not JSON (line {error.lineno}: {error.msg})") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected one JSON object of options")
+    return from_dict(values, str(path))
+
+
+def differences(recorded: TrainConfig, given: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Fields in which a run to be resumed differs from what was recorded, as {name: (recorded, given)}. None is never given."""
+    resolved = resolve(given)
+    different = {}
+    for name in FIELDS:
+        if name in PROCESS_FIELDS | FREE_ON_RESUME or getattr(given, name) is None:
+            continue
+        was, now = getattr(recorded, name), getattr(resolved, name)
+        if now != was:
+            different[name] = (was, now)
+    return different

@@ -1,0 +1,116 @@
+"""Held-out accuracy of a model: greedy, and the unbiased pass@k of several samples per problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kenpo.engines.base import Engine, SamplingOptions
+from kenpo.errors import InputError, VerifierError
+from kenpo.experience.tasks import Problem
+from kenpo.experience.verifiers import Verifier
+from kenpo.trainer.collect import describe, score, stable_seed
+from kenpo.trainer.distributed import Ranks
+from kenpo.trainer.prompts import Prompts
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Chance that k of n samples, c of them correct, hold a correct one: 1 − C(n−c, k) / C(n, k). InputError if k > n.
+
+    Source: Chen et al. 2021, arXiv:2107.03374, equation 1.
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise InputError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an evaluation found. Samples without verdict are left out of every denominator and counted."""
+
+    problems: int
+    correct: int  # samples
+    judged: int  # samples with a verdict
+    reward: float  # sum over judged samples
+    no_verdict: int
+    truncated: int
+    tokens: int
+    per_problem: list[tuple[int, int]]  # (judged, correct) of each problem
+
+    @property
+    def accuracy(self) -> float:
+        """Correct share of the judged samples; NaN if none was judged."""
+        return self.correct / self.judged if self.judged else math.nan
+
+    def pass_at(self, k: int) -> tuple[float, int]:
+        """(sum of pass@k over problems with at least k judged samples, number of such problems)."""
+        values = [pass_at_k(n, c, k) for n, c in self.per_problem if n >= k]
+        return sum(values), len(values)
+
+    def metrics(self) -> dict[str, Any]:
+        """Figures for ``metrics.jsonl``."""
+        n = self.judged + self.no_verdict
+        return {
+            "eval/accuracy": {"sum": self.correct, "count": self.judged},
+            "eval/reward": {"sum": self.reward, "count": self.judged},
+            "eval/length": {"sum": self.tokens, "count": n},
+            "eval/truncated": {"sum": self.truncated, "count": n},
+            "eval/no_verdict": {"sum": self.no_verdict, "count": n},
+        }
+
+
+class Evaluator:
+    """Evaluates the engine's current weights on fixed held-out problems."""
+
+    def __init__(
+        self, problems: Sequence[Problem], engine: Engine, prompts: Prompts, verifier: Verifier, ranks: Ranks,
+        options: SamplingOptions, *, correct_at: float = 1.0, batch: int = 256,
+    ) -> None:  # fmt: skip
+        self.problems, self.engine, self.prompts, self.verifier = list(problems), engine, prompts, verifier
+        self.ranks, self.options, self.correct_at, self.batch = ranks, options, correct_at, batch
+
+    def run(self, *, samples: int = 1, greedy: bool = True, seed: int = 0) -> tuple[Outcome, list[dict[str, Any]]]:
+        """(outcome, one record per sample), the same on every rank. VerifierError if no sample has a verdict.
+
+        Problem i's sample j depends on `seed`, i and j alone, not on the batch size or the number of ranks.
+        """
+        records: list[dict[str, Any]] = []
+        mine = self.ranks.share(len(self.problems))
+        options = self.options if not greedy else replace(self.options, temperature=1.0, top_p=1.0, top_k=0)
+        for start in range(mine.start, mine.stop, self.batch):
+            rows = range(start, min(start + self.batch, mine.stop))
+            problems = [self.problems[i] for i in rows]
+            seeds = [[stable_seed(seed, i, j) for j in range(samples)] for i in rows]
+            prompts = [self.prompts.encode(p) for p in problems]
+            completions = self.engine.generate(prompts, seeds, options, greedy=greedy)
+            verdicts = score(self.verifier, problems, completions)
+            for i, p, cs, vs in zip(rows, problems, completions, verdicts, strict=True):
+                records += [{"index": i, **describe(p, j, c, v)} for j, (c, v) in enumerate(zip(cs, vs, strict=True))]
+        records = self.ranks.gather_list(records)
+        outcome = self._outcome(records)
+        if records and not outcome.judged:
+            first = records[0]
+            raise VerifierError(
+                f"verifier {self.verifier.name!r} gave no verdict on any of the {len(records)} held-out samples; "
+                f"the first: {first['status']}{': ' + first['detail'] if first['detail'] else ''}"
+            )
+        return outcome, records
+
+    def _outcome(self, records: list[dict[str, Any]]) -> Outcome:
+        judged = [r for r in records if r["reward"] is not None]
+        counts = {i: [0, 0] for i in range(len(self.problems))}
+        for r in judged:
+            counts[r["index"]][0] += 1
+            counts[r["index"]][1] += r["reward"] >= self.correct_at
+        return Outcome(
+            problems=len(self.problems),
+            correct=sum(c for _, c in counts.values()),
+            judged=len(judged),
+            reward=math.fsum(r["reward"] for r in judged),
+            no_verdict=len(records) - len(judged),
+            truncated=sum(r["truncated"] for r in records),
+            tokens=sum(r["tokens"] for r in records),
+            per_problem=[(n, c) for n, c in counts.values()],
+        )

@@ -1,0 +1,269 @@
+"""The training loop: collect, update, evaluate, write, and stop so that the run can go on."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kenpo.errors import KenpoError, RefillExhaustedError, RunError
+from kenpo.trainer import run_folder as folders
+from kenpo.trainer.callbacks import Callback, check_loggers, make_loggers
+from kenpo.trainer.config import TrainConfig, resolve
+from kenpo.trainer.distributed import Ranks
+from kenpo.trainer.figures import step_figures
+from kenpo.trainer.plan import report
+from kenpo.trainer.run_folder import RunFolder
+from kenpo.trainer.setup import Parts, build, open_inputs, settle_torch
+from kenpo.trainer.state import TrainerState, load_state, restore_rng, versions
+
+
+class Interrupted(RunError):
+    """A run that was asked to stop and did so after a whole step."""
+
+    def __init__(self, number: int, path: Path, step: int) -> None:
+        super().__init__(
+            f"stopped after step {step} by {signal.Signals(number).name}; go on with: kenpo train --resume {path}"
+        )
+        self.exit_status = 128 + number
+
+
+def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Run, or go on with, one training run; returns its summary (a dry run: ``{"plan": text}``).
+
+    Bad input raises `InputError` before the run folder exists; what stops a run later raises `RunError`.
+    """
+    ranks = Ranks.start(config.device or resolve(config).device or "cpu")
+    try:
+        config, path, resumed = settle(config, ranks)
+        settle_torch(config)
+        with open_inputs(config) as inputs:
+            folder = RunFolder(path, config)
+            checkpoint = folder.last_checkpoint() if resumed else None
+            if resumed and folders.finished(path):
+                return already_finished(folder)
+            parts = build(config, inputs, ranks, checkpoint)
+            if config.dry_run:
+                return {"plan": report(config, parts.algorithm, parts.passes, parts.facts, ranks.size)}
+            everyone = [*callbacks, *make_loggers(config.loggers)] if ranks.first else []
+            return Run(parts, folder, everyone, checkpoint, resumed).go()
+    finally:
+        ranks.close()
+
+
+def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, Path, bool]:
+    """The resolved configuration, the run's folder, and whether it is resumed. Rank 0 looks, the others follow."""
+    check_loggers(config.loggers)
+    series = config.series if not config.out else None
+    path, resumed = Path(config.out or series or "."), config.resume
+    if series:
+        found, resumed = folders.next_in_series(path)
+        path = Path(ranks.from_first(str(found)))
+        resumed = ranks.from_first(resumed)
+    elif config.resume and not config.out:
+        raise folders.InputError("--resume needs the run's folder: --resume RUN")
+    if resumed:
+        recorded = folders.recorded_config(path)
+        folders.check_same(recorded, config, path)
+        return (
+            recorded.but(**{n: getattr(config, n) for n in ("loggers", "keep", "max_refills", "dry_run", "quiet")}),
+            path,
+            True,
+        )
+    resolved = resolve(config)
+    if not config.out and not series:
+        path = Path(ranks.from_first(str(folders.default_path(resolved))))
+    folders.refuse_existing(path)
+    ranks.gather(0)  # nobody creates the folder before all have looked
+    return resolved, path, False
+
+
+def already_finished(folder: RunFolder) -> dict[str, Any]:
+    """The summary of a run that was resumed after its end."""
+    import json
+
+    summary = json.loads((folder.path / "summary.json").read_text())
+    if not folder.config.quiet:
+        print(f"{folder.path}: already finished after {folder.config.steps} steps; nothing to do", file=sys.stderr)
+    return {**summary, "run": str(folder.path)}
+
+
+class Run:
+    """One run in progress."""
+
+    def __init__(
+        self, parts: Parts, folder: RunFolder, callbacks: Sequence[Callback], checkpoint: Path | None, resumed: bool
+    ) -> None:
+        self.parts, self.folder, self.callbacks, self.resumed = parts, folder, callbacks, resumed
+        self.config, self.ranks = parts.config, parts.ranks
+        self.state = TrainerState(ranks=parts.ranks.size, threads=parts.config.threads or 1, versions=versions())
+        self.began, self.base_seconds = time.perf_counter(), 0.0
+        self.saved_at: int | None = None
+        self.stop_signal = 0
+        if checkpoint is not None:
+            self._restore(checkpoint)
+
+    def _restore(self, checkpoint: Path) -> None:
+        state, tensors, rng = load_state(checkpoint)
+        if state.ranks != self.ranks.size:
+            raise folders.InputError(
+                f"{self.folder.path}: the run used {state.ranks} process(es), now there are {self.ranks.size}; resume it with as many"
+            )
+        changed = [f"{n} {v} -> {versions().get(n)}" for n, v in state.versions.items() if versions().get(n) != v]
+        if changed and self.ranks.first and not self.config.quiet:
+            print(
+                f"note: versions differ from the checkpoint's ({', '.join(changed)}): not bit for bit", file=sys.stderr
+            )
+        state.versions = versions()
+        self.parts.updater.optimizer.load(tensors)
+        self.parts.engine.set_weights(state.step)
+        self.state, self.base_seconds, self.saved_at = state, state.seconds, state.step
+        restore_rng(tensors, rng)
+
+    # -- the whole ------------------------------------------------------------------------------------------------------
+
+    def go(self) -> dict[str, Any]:
+        """From where the run stands to its end. A fresh run that fails on bad input in its first step leaves no folder."""
+        summary = None
+        if self.ranks.first:
+            if self.resumed:
+                self.folder.cut_back(self.state)
+            else:
+                RunFolder.create(self.folder.path, self.config)
+        self._tell("on_start", self.config, self.folder.path, self.state.step)
+        try:
+            with self._signals():
+                self._steps()
+            summary = self._finish()
+            return summary
+        except RefillExhaustedError:
+            self._save()
+            raise
+        except KenpoError as error:
+            if error.exit_status == 2 and self.state.step == 0 and not self.resumed and self.ranks.first:
+                folders.shutil.rmtree(self.folder.path, ignore_errors=True)
+            raise
+        finally:
+            self._tell("on_end", summary)
+
+    def _steps(self) -> None:
+        steps = self.config.steps or 0
+        if self.state.step == 0 and self.parts.evaluator:
+            began = time.perf_counter()
+            figures = self._evaluate("before")
+            line = {"step": 0, **figures, "time": {"eval": time.perf_counter() - began}}
+            self._write("metrics.jsonl", [line])
+            self._tell("on_eval", 0, line)
+        while self.state.step < steps:
+            self._step(self.state.step + 1)
+            stop = max(self.ranks.gather(self.stop_signal))
+            every = self.config.checkpoint_every
+            if stop or self.state.step == steps or (every and self.state.step % every == 0):
+                self._save()
+            if stop and self.state.step < steps:
+                raise Interrupted(stop, self.folder.path, self.state.step)
+
+    def _step(self, step: int) -> None:
+        began = time.perf_counter()
+        parts, state = self.parts, self.state
+        collected = parts.collector.collect(step, state.cursor)
+        done = parts.updater.update(collected.rollouts, state.algorithm, step)
+        parts.engine.set_weights(step)
+        figures = step_figures(step, collected, done, self.config.correct_at)
+        clock = figures.pop("time")
+        every, last = self.config.eval_every, step == self.config.steps
+        evaluated = parts.evaluator is not None and (last or bool(every and step % every == 0))
+        if evaluated:
+            at = time.perf_counter()
+            figures |= self._evaluate("after")
+            clock["eval"] = time.perf_counter() - at
+        state.step, state.cursor, state.algorithm = step, collected.cursor, done.state
+        for name, n in figures["tokens"].items():
+            state.tokens[name] += n
+        clock["step"] = time.perf_counter() - began
+        figures["time"] = clock
+        if self.config.record_batches and self.ranks.first:
+            self.folder.record_batch(step, done.rollouts, {"step": step, "algorithm": parts.algorithm.name})
+        self._write("samples.jsonl", collected.records[: self.config.log_samples])
+        self._write("metrics.jsonl", [figures])
+        self._tell("on_step", step, figures)
+        if evaluated:
+            self._tell("on_eval", step, figures)
+
+    def _evaluate(self, when: str) -> dict[str, Any]:
+        assert self.parts.evaluator is not None
+        outcome, _ = self.parts.evaluator.run()
+        self.state.evals[when] = outcome.accuracy
+        return outcome.metrics()
+
+    def _finish(self) -> dict[str, Any]:
+        summary = {
+            "steps": self.state.step,
+            "eval": self.state.evals,
+            "seconds": self._seconds(),
+            "peak_rss_bytes": peak_memory(),
+            "tokens": self.state.tokens,
+            "versions": versions(),
+        }
+        if self.ranks.first:
+            from kenpo.trainer.curve import draw_curve
+
+            with folders.disk_errors("curve.png"):
+                draw_curve(self.folder.metrics(), self.folder.path / "curve.png", title=self.parts.algorithm.name)
+            self.folder.write_summary(summary)
+        return {**summary, "run": str(self.folder.path)}
+
+    # -- small things ---------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if not self.ranks.first or self.saved_at == self.state.step:
+            return
+        self.state.seconds = self._seconds()
+        path = self.folder.save(
+            self.state, self.parts.model, self.parts.tokenizer, self.parts.updater.optimizer.state()
+        )
+        self.saved_at = self.state.step
+        self._tell("on_checkpoint", self.state.step, path)
+
+    def _write(self, name: str, lines: Sequence[dict[str, Any]]) -> None:
+        if self.ranks.first:
+            self.folder.append(name, lines)
+
+    def _tell(self, what: str, *args: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, what)(*args)
+
+    def _seconds(self) -> float:
+        return self.base_seconds + time.perf_counter() - self.began
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM ask for a stop after the step; a second one acts at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, _frame: Any) -> None:
+            signal.signal(number, before[number])
+            self.stop_signal = number
+            if self.ranks.first:
+                print("stopping after this step; once more to stop at once", file=sys.stderr)
+
+        before = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def peak_memory() -> int:
+    """The largest resident memory of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,186 @@
+"""What a step will do and why: which model passes run, how the batch is cut, how much memory that may take.
+
+Everything is read off the algorithm's ``needs`` and ``two_phase``; there are no flags for passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kenpo.errors import InputError
+from kenpo.stages.base import Scope, snake
+from kenpo.trainer.config import TrainConfig, to_dict
+from kenpo.types import Rollouts
+
+EXACT_ENTROPY_VOCABULARY = 32768  # up to here the exact entropy is measured in passing; above, only if a stage needs it
+SUPPLIED = frozenset({
+    "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref", "policy_version",
+    "truncated", "support_ids", "logp", "entropy",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Which model passes a step runs. The texts say why, or why not."""
+
+    updates: int
+    old: bool
+    old_why: str
+    reference: bool
+    reference_why: str
+    two_phase: str | None
+    entropy: bool
+    entropy_why: str
+
+
+def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
+    """Decide the passes. InputError for a stage that needs a field this trainer does not supply."""
+    needs = frozenset(algorithm.needs)
+    for name in sorted(needs - SUPPLIED):
+        raise InputError(
+            f"algorithm {algorithm.name!r}: {_who(algorithm, name)} needs {name!r}, which `kenpo train` does not supply"
+        )
+    updates = config.minibatches * config.epochs
+    wants_old = "logp_old" in needs
+    old = wants_old and updates > 1
+    if not wants_old:
+        old_why = "no stage reads π_old"
+    elif old:
+        old_why = f"{updates} updates consume the batch and {_who(algorithm, 'logp_old')} reads π_old"
+    else:
+        old_why = "one update consumes the batch, so π_old is π_θ itself"
+    reference = "logp_ref" in needs
+    reference_why = f"{_who(algorithm, 'logp_ref')} reads it" if reference else "no stage reads a reference policy"
+    needed = "entropy" in needs
+    entropy = needed or vocabulary <= EXACT_ENTROPY_VOCABULARY
+    if needed:
+        entropy_why = f"{_who(algorithm, 'entropy')} reads it"
+    elif entropy:
+        entropy_why = f"for the metrics: cheap at a vocabulary of {vocabulary:,}"
+    else:
+        entropy_why = f"no stage reads it and the vocabulary holds {vocabulary:,}: estimated from the samples instead"
+    return Passes(updates, old, old_why, reference, reference_why, _two_phase(algorithm, old), entropy, entropy_why)
+
+
+def _two_phase(algorithm: Any, old: bool) -> str | None:
+    """`Algorithm.two_phase` asked with a batch that has, or lacks, logp_old."""
+    zeros = torch.zeros(1, 2)
+    probe = Rollouts(
+        mask=torch.zeros(1, 2, dtype=torch.bool), group=torch.zeros(1, dtype=torch.int64), rewards=torch.zeros(1)
+    )
+    return algorithm.two_phase(probe.replace(logp_old=zeros) if old else probe)
+
+
+def _who(algorithm: Any, name: str) -> str:
+    return " and ".join(snake(s) for s in algorithm.stages if name in s.needs)
+
+
+def check_group_size(algorithm: Any, config: TrainConfig) -> None:
+    """InputError for groups of one under an advantage that compares the members of a group, or a selection that does."""
+    if config.group_size != 1:
+        return
+    for stage in (algorithm.advantage, *algorithm.selection, *algorithm.shaping):
+        if stage.scope == Scope.GROUP:
+            raise InputError(
+                f"--group-size 1: {snake(stage)} of {algorithm.name!r} compares the samples of a group, and a group of one "
+                "has nothing to compare; use at least 2, or an algorithm with another advantage"
+            )
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes that the memory estimate needs."""
+
+    parameters: int
+    bytes_each: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    kv_width: int
+
+    @classmethod
+    def of(cls, model: Any) -> ModelFacts:
+        """Read them off a loaded model."""
+        c = model.config.get_text_config(decoder=True)
+        heads = getattr(c, "num_attention_heads", None) or 1
+        hidden = getattr(c, "hidden_size", None) or 1
+        width = (getattr(c, "head_dim", None) or hidden // heads) * (getattr(c, "num_key_value_heads", None) or heads)
+        parameters = list(model.parameters())
+        return cls(
+            sum(p.numel() for p in parameters), parameters[0].element_size(), getattr(c, "num_hidden_layers", None) or 1, hidden,
+            int(model.get_input_embeddings().weight.shape[0]), width,
+        )  # fmt: skip
+
+
+def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> dict[str, int]:
+    """Bytes by purpose; rough (activations at about 34 numbers per hidden unit and layer), on one process."""
+    assert config.prompts and config.group_size and config.max_tokens
+    n, each = facts.parameters, facts.bytes_each
+    full = max(each, 4)
+    master = 4 * n if each < 4 else 0
+    rows = config.microbatch_tokens
+    samples = config.prompts * config.group_size
+    return {
+        "weights": n * each,
+        "gradients": n * each,
+        "optimizer": 2 * n * full + master,
+        "reference": n * each if passes.reference else 0,
+        "key-value cache while sampling": 2 * facts.layers * facts.kv_width * each * samples * config.max_tokens,
+        "activations of a microbatch": 34 * rows * facts.hidden * facts.layers * each // 2,
+        "logits of a microbatch": (4 if passes.entropy else 3) * rows * facts.vocabulary * full,
+    }
+
+
+def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1) -> str:
+    """The plan as text: resolved configuration, passes, arithmetic, memory."""
+    assert config.prompts and config.group_size and config.steps and config.max_tokens
+    samples = config.prompts * config.group_size
+    yes = {True: "yes", False: "no"}
+    lines = [
+        f"{algorithm.name} on {config.task}, model {config.model} ({facts.parameters:,} parameters, {config.dtype}, {config.device})",
+        "",
+        "settings of the algorithm",
+        *(f"  {key} = {value}" for key, value in algorithm.settings().items()),
+        "",
+        "passes of one step",
+        f"  sample           yes  {config.prompts} prompts x {config.group_size} samples, up to {config.max_tokens} tokens each",
+        f"  refill           {yes[bool(algorithm.selection)]:<4} "
+        + (
+            f"up to {config.max_refills} rounds: {', '.join(map(snake, algorithm.selection))}"
+            if algorithm.selection
+            else "no selection"
+        ),
+        f"  old log-probs    {yes[passes.old]:<4} {passes.old_why}",
+        f"  reference        {yes[passes.reference]:<4} {passes.reference_why}",
+        f"  two phases       {yes[passes.two_phase is not None]:<4} {passes.two_phase or 'every weight can be made inside its own microbatch'}",
+        f"  exact entropy    {yes[passes.entropy]:<4} {passes.entropy_why}",
+        "",
+        "arithmetic",
+        f"  {samples} samples a step in {config.minibatches} minibatch(es) of about {samples // config.minibatches}, {config.epochs} epoch(s): "
+        f"{passes.updates} optimizer step(s)",
+        f"  microbatches of at most {config.microbatch_tokens:,} padded tokens on {ranks} process(es)",
+        f"  {config.steps} steps: {config.steps * samples:,} samples, at most {config.steps * samples * config.max_tokens:,} tokens"
+        + (" before refilling" if algorithm.selection else ""),
+        f"  held-out: {config.eval_problems} problems before, every {config.eval_every} steps, and after",
+        "",
+        "memory, an estimate (a microbatch never holds more than the batch)",
+    ]
+    tokens = samples * (config.max_tokens + 32)
+    capped = config.but(microbatch_tokens=min(config.microbatch_tokens, tokens))
+    sizes = memory_estimate(capped, passes, facts)
+    lines += [f"  {_bytes(size):>10}  {what}" for what, size in sizes.items() if size]
+    lines += [f"  {_bytes(sum(sizes.values())):>10}  together", "", "configuration"]
+    lines += [f"  {key} = {value}" for key, value in to_dict(config).items()]
+    return "\n".join(lines)
+
+
+def _bytes(n: int) -> str:
+    size = float(n)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return ""

@@ -1,0 +1,171 @@
+"""Checkpoints: an ordinary transformers model folder with a ``trainer/`` folder beside the weights.
+
+``trainer/optimizer.safetensors`` holds moments, master weights and the RNG states of torch; ``trainer/state.json`` the step,
+the data cursor, the algorithm's state and how far the run's files had been written. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kenpo.errors import InputError
+from kenpo.trainer.disk import disk_errors, remove_tree, sync_folder, sync_tree
+
+FORMAT = 1
+_NAME = re.compile(r"step_(\d{6,})")
+
+
+@dataclass
+class TrainerState:
+    """Where a run stands, after ``step`` whole steps."""
+
+    step: int = 0
+    cursor: int = 0
+    algorithm: Any = None  # what `Prepared.state` handed on
+    tokens: dict[str, int] = field(default_factory=lambda: {"generated": 0, "filtered": 0, "trained": 0})
+    evals: dict[str, float | None] = field(default_factory=lambda: {"before": None, "after": None})
+    seconds: float = 0.0
+    files: dict[str, int] = field(default_factory=dict)  # bytes written to metrics.jsonl and samples.jsonl
+    ranks: int = 1
+    threads: int = 1
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a run's numbers depend on."""
+    found = {"python": sys.version.split()[0]}
+    for name in ("kenpo", "torch", "transformers", "tokenizers", "safetensors"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def rng_tensors() -> dict[str, Tensor]:
+    """The states of torch's global generators."""
+    states = {"rng.torch": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states |= {f"rng.cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def rng_json() -> dict[str, Any]:
+    """The states of Python's and, if it is loaded, NumPy's global generators."""
+    states: dict[str, Any] = {"python": random.getstate()}
+    if "numpy" in sys.modules:
+        import numpy
+
+        kind, keys, *rest = numpy.random.get_state()
+        states["numpy"] = [kind, [int(k) for k in keys], *rest]
+    return states
+
+
+def restore_rng(tensors: dict[str, Tensor], states: dict[str, Any]) -> None:
+    """Put all global generators back. Call it last: nothing may seed them afterwards."""
+    torch.set_rng_state(tensors["rng.torch"])
+    cuda = [tensors[n] for n in sorted(tensors) if n.startswith("rng.cuda.")]
+    if cuda and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(cuda)
+    kind, keys, gauss = states["python"]
+    random.setstate((kind, tuple(keys), gauss))
+    if "numpy" in states:
+        import numpy
+
+        numpy.random.set_state(tuple(states["numpy"]))
+
+
+def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
+    """A model folder that transformers opens; a tied head is written out too, because some engines keep a stale one else."""
+    from transformers.utils import logging
+
+    tensors = dict(model.state_dict())
+    tied = {t.data_ptr() for n, t in tensors.items() if n != "lm_head.weight"}
+    if "lm_head.weight" in tensors and tensors["lm_head.weight"].data_ptr() in tied:
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].clone()
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder, state_dict=tensors)
+        tokenizer.save_pretrained(folder)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
+def save_checkpoint(
+    checkpoints: Path, state: TrainerState, model: Any, tokenizer: Any, optimizer: dict[str, Tensor]
+) -> Path:
+    """Write ``step_NNNNNN`` whole or not at all. `RunError` if the disk refuses; older checkpoints are untouched."""
+    from safetensors.torch import save_file
+
+    target = checkpoints / f"step_{state.step:06d}"
+    temporary = checkpoints / f"{target.name}.tmp"
+    with disk_errors(f"checkpoint {target.name}"):
+        try:
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            if temporary.exists():
+                shutil.rmtree(temporary)
+            (temporary / "trainer").mkdir(parents=True)
+            save_model(temporary, model, tokenizer)
+            save_file({**optimizer, **rng_tensors()}, str(temporary / "trainer" / "optimizer.safetensors"))
+            record = {"format": FORMAT, **asdict(state), "rng": rng_json()}
+            (temporary / "trainer" / "state.json").write_text(json.dumps(record))
+            sync_tree(temporary)
+            if target.exists():
+                remove_tree(target)
+            os.replace(temporary, target)
+            sync_folder(checkpoints)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    return target
+
+
+def found(checkpoints: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    if not checkpoints.is_dir():
+        return []
+    named = [(int(m[1]), p) for p in checkpoints.iterdir() if (m := _NAME.fullmatch(p.name))]
+    return [p for _, p in sorted(named)]
+
+
+def prune(checkpoints: Path, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints (0: keep all)."""
+    for old in found(checkpoints)[:-keep] if keep else []:
+        remove_tree(old)
+
+
+def sweep(checkpoints: Path) -> None:
+    """Remove what interrupted writes left behind."""
+    if checkpoints.is_dir():
+        for leftover in checkpoints.glob("*.tmp*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def load_state(checkpoint: Path) -> tuple[TrainerState, dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint's (state, tensors, RNG states for `restore_rng`). InputError if it was not written by a trainer."""
+    from safetensors.torch import load_file
+
+    try:
+        record = json.loads((checkpoint / "trainer" / "state.json").read_text())
+        tensors = load_file(str(checkpoint / "trainer" / "optimizer.safetensors"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{checkpoint}: not a checkpoint that training can go on from ({error})") from None
+    written = record.pop("format", None)
+    if written != FORMAT:
+        raise InputError(f"{checkpoint}: written in format {written}, this version reads {FORMAT}")
+    rng = record.pop("rng")
+    return TrainerState(**record), tensors, rng

@@ -1,0 +1,229 @@
+"""One rollout batch into optimizer steps, through one coefficient per token.
+
+The algorithm maps log-probs to d loss / d logp; a microbatch only has to run the model again and hand these numbers to
+the backward pass. So the gradient does not depend on how a minibatch was cut, over microbatches or over ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import kenpo
+from kenpo.models.policy import policy_terms
+from kenpo.trainer.collect import stable_seed
+from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.distributed import Ranks
+from kenpo.trainer.optimizer import Optimizer, learning_rate
+from kenpo.trainer.plan import Passes
+from kenpo.types import POLICY_FIELDS, Loss, Policy, Prepared, Rollouts
+
+Sums = dict[str, list[float]]
+
+
+@dataclass
+class Report:
+    """What one batch's updates did. ``sums`` name -> [sum, count]; ``extremes`` name -> maximum."""
+
+    rollouts: Rollouts
+    state: Any
+    sums: Sums = field(default_factory=dict)
+    extremes: dict[str, float] = field(default_factory=dict)
+    updates: int = 0
+    trained: int = 0
+    lr: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, total: float, count: float) -> None:
+        """Add to a summed figure."""
+        entry = self.sums.setdefault(name, [0.0, 0.0])
+        entry[0] += total
+        entry[1] += count
+
+
+def lengths(rollouts: Rollouts) -> list[int]:
+    """Tokens in each row; padding is not counted."""
+    assert rollouts.tokens is not None
+    return (rollouts.tokens >= 0).sum(1).tolist()
+
+
+def microbatches(rows: Sequence[int], sizes: Sequence[int], budget: int) -> list[list[int]]:
+    """`rows` in buckets of like length, each of at most `budget` padded tokens (a longer row stands alone)."""
+    buckets: list[list[int]] = []
+    for row in sorted(rows, key=lambda r: (-sizes[r], r)):
+        if buckets and (len(buckets[-1]) + 1) * sizes[buckets[-1][0]] <= budget:
+            buckets[-1].append(row)
+        else:
+            buckets.append([row])
+    return buckets
+
+
+def deal(rows: Sequence[int], sizes: Sequence[int], ranks: Ranks) -> list[int]:
+    """This rank's share of `rows`: dealt by length to and fro, so that every rank gets about as many tokens."""
+    period = 2 * ranks.size
+    mine = (ranks.rank, period - 1 - ranks.rank)
+    ordered = sorted(rows, key=lambda r: (-sizes[r], r))
+    return [row for i, row in enumerate(ordered) if i % period in mine]
+
+
+class Updater:
+    """Runs the model on rollout batches and moves its parameters."""
+
+    def __init__(
+        self, model: Any, algorithm: Any, config: TrainConfig, passes: Passes, ranks: Ranks, reference: Any = None
+    ) -> None:
+        self.model, self.reference = model, reference
+        self.algorithm, self.config, self.passes, self.ranks = algorithm, config, passes, ranks
+        self.optimizer = Optimizer(model, config)
+        self.differentiable = frozenset(algorithm.needs) & POLICY_FIELDS.keys() - {"logp"}
+        self.want = self.differentiable | ({"entropy"} if passes.entropy else frozenset())
+
+    # -- passes without gradient ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def terms(self, model: Any, rollouts: Rollouts, want: frozenset[str] = frozenset()) -> Policy:
+        """Policy terms of the whole batch: each rank runs its share, every rank gets all. No gradient."""
+        sizes = lengths(rollouts)
+        mine = deal(range(len(rollouts)), sizes, self.ranks)
+        whole: dict[str, Tensor] = {}
+        for rows in microbatches(mine, sizes, self.config.microbatch_tokens):
+            part = policy_terms(model, rollouts[rows], temperature=self.config.temperature, want=want)
+            for name, value in part.tensors().items():
+                if name not in whole:
+                    whole[name] = value.new_zeros((len(rollouts), *value.shape[1:]))
+                whole[name][torch.as_tensor(rows, device=value.device)] = value
+        if not whole:  # fewer rows than ranks: zeros of the right kind, filled by the others
+            whole = policy_terms(model, rollouts.replace(mask=torch.zeros_like(rollouts.mask)),
+                                 temperature=self.config.temperature, want=want).tensors()  # fmt: skip
+        return Policy(**{n: self.ranks.combine_rows(mine, v).cpu() for n, v in whole.items()})
+
+    def score(self, rollouts: Rollouts, seconds: dict[str, float]) -> Rollouts:
+        """`rollouts` with the old and the reference log-probs that the plan asks for."""
+        for name, wanted, model in (
+            ("logp_old", self.passes.old, self.model),
+            ("logp_ref", self.passes.reference, self.reference),
+        ):
+            if wanted:
+                began = time.perf_counter()
+                rollouts = rollouts.replace(**{name: self.terms(model, rollouts).logp})
+                seconds[name.removeprefix("logp_")] = time.perf_counter() - began
+        return rollouts
+
+    # -- the update ---------------------------------------------------------------------------------------------------
+
+    def update(self, rollouts: Rollouts, state: Any, step: int) -> Report:
+        """Prepare the batch, then take its optimizer steps: ``epochs`` times ``minibatches`` of them."""
+        seconds: dict[str, float] = {}
+        rollouts = self.score(rollouts, seconds)
+        prepared = kenpo.prepare(self.algorithm, rollouts, state)
+        report = Report(rollouts, prepared.state, lr=learning_rate(self.config, step), seconds=seconds)
+        report.trained = int((rollouts.mask & prepared.selected.unsqueeze(1)).sum())
+        report.add("selected", float(prepared.selected.sum()), len(rollouts))
+        began = time.perf_counter()
+        for epoch in range(self.config.epochs):
+            for rows in self.minibatches(prepared, step, epoch):
+                self.one_update(prepared[rows], report)
+        seconds["update"] = time.perf_counter() - began
+        return report
+
+    def minibatches(self, prepared: Prepared, step: int, epoch: int) -> list[list[int]]:
+        """Rows of each minibatch: whole groups, shuffled by a seed of their own where there is more than one."""
+        number = self.config.minibatches
+        if number == 1:
+            return [list(range(len(prepared)))]
+        group = prepared.rollouts.group
+        names = torch.unique(group)
+        generator = torch.Generator().manual_seed(stable_seed(self.config.seed, step, epoch, 0x6D62))
+        order = names[torch.randperm(len(names), generator=generator)]
+        number = min(number, len(names))
+        cuts = [len(names) * i // number for i in range(number + 1)]
+        return [
+            torch.isin(group, order[a:b]).nonzero().squeeze(1).tolist() for a, b in zip(cuts, cuts[1:], strict=False)
+        ]
+
+    def one_update(self, minibatch: Prepared, report: Report) -> None:
+        """One optimizer step. A minibatch without a trainable token is left out: AdamW would move on its momentum alone."""
+        if not bool((minibatch.rollouts.mask & minibatch.selected.unsqueeze(1)).any()):
+            report.add("update_skipped", 1.0, 1.0)
+            return
+        report.add("update_skipped", 0.0, 1.0)
+        self.optimizer.zero_grad()
+        self.gradient(minibatch, report)
+        norm = self.optimizer.step(report.lr)
+        report.add("grad_norm", norm, 1.0)
+        report.updates += 1
+
+    def gradient(self, minibatch: Prepared, report: Report) -> None:
+        """The minibatch's gradient into ``.grad``, added over microbatches and ranks; its figures into `report`."""
+        mine = _Figures()
+        whole: Policy | None = None
+        if self.algorithm.two_phase(minibatch.rollouts):
+            whole = self.terms(self.model, minibatch.rollouts, self.want)
+            batch = kenpo.weigh(self.algorithm, minibatch, whole)
+            loss, grads = kenpo.coefficients(self.algorithm, batch, whole)
+            if self.ranks.first:  # every rank holds the same whole-minibatch figures: count them once
+                mine.note(loss)
+        else:
+            batch = kenpo.weigh(self.algorithm, minibatch)
+        sizes = lengths(minibatch.rollouts)
+        selected = minibatch.selected.nonzero().squeeze(1).tolist()
+        for rows in microbatches(deal(selected, sizes, self.ranks), sizes, self.config.microbatch_tokens):
+            part = batch[rows]
+            want = self.want if whole is None else self.differentiable
+            policy = policy_terms(self.model, part.prepared.rollouts, temperature=self.config.temperature, want=want)
+            if whole is None:
+                loss, shares = kenpo.coefficients(self.algorithm, part, _at_home(policy))
+                mine.note(loss)
+            else:
+                shares = {n: g[rows] for n, g in grads.items()}
+            _backward(policy, shares)
+        if report.updates and minibatch.rollouts.logp_old is None:
+            mine.extremes.pop("sampler_gap", None)  # π_θ has moved away from π_old: not the sampler's doing
+        self._meet(report, mine)
+        self.ranks.add_gradients(self.optimizer.parameters())
+
+    def _meet(self, report: Report, mine: _Figures) -> None:
+        """Add this minibatch's figures over the ranks into `report`."""
+        for part in self.ranks.gather({"sums": mine.sums, "extremes": mine.extremes}):
+            for name, (total, count) in part["sums"].items():
+                report.add(name, total, count)
+            for name, value in part["extremes"].items():
+                report.extremes[name] = max(report.extremes.get(name, -math.inf), value)
+        report.add("loss", 0.0, 1.0)
+
+
+class _Figures:
+    """One rank's figures of the current minibatch."""
+
+    def __init__(self) -> None:
+        self.sums: Sums = {}
+        self.extremes: dict[str, float] = {}
+
+    def note(self, loss: Loss) -> None:
+        """Add a microbatch's share."""
+        for name, (total, count) in {"loss": (loss.loss, 0.0), **loss.sums}.items():
+            entry = self.sums.setdefault(name, [0.0, 0.0])
+            entry[0] += float(total)
+            entry[1] += float(count)
+        for name, value in loss.extremes.items():
+            self.extremes[name] = max(self.extremes.get(name, -math.inf), float(value))
+
+
+def _at_home(policy: Policy) -> Policy:
+    """The numbers without graph, on the CPU, where the rollouts live."""
+    detached = policy.detach()
+    return Policy(**{n: v.cpu() for n, v in detached.tensors().items()})
+
+
+def _backward(policy: Policy, grads: Mapping[str, Tensor]) -> None:
+    """Back-propagate given coefficients through the policy's fields. A field without graph (an empty batch) is left out."""
+    pairs = [(getattr(policy, name), grad) for name, grad in grads.items()]
+    pairs = [(value, grad.to(device=value.device, dtype=value.dtype)) for value, grad in pairs if value.requires_grad]
+    if pairs:
+        torch.autograd.backward([v for v, _ in pairs], [g for _, g in pairs])
