@@ -44,7 +44,9 @@ def bound_outward(log_ratio: Tensor, advantages: Tensor, low: float, high: float
     return torch.where(advantages < 0, log_ratio.clamp(min=-low), bounded)
 
 
-def through_own_token(value: Tensor, logp: Tensor) -> Tensor:
-    """A sequence value whose gradient runs through each token's own log-prob: ``sg[value] · π / sg[π]``
-    (GSPO-token)."""
-    return value.detach() * (logp - logp.detach()).exp()
+def through_own_token(value: Tensor, log_ratio: Tensor) -> Tensor:
+    """A sequence value whose gradient runs through each token's own log-ratio: ``sg[value] · r / sg[r]`` (GSPO-token).
+
+    A token whose log-ratio is saturated gets no gradient, as in the sequence form.
+    """
+    return value.detach() * (log_ratio - log_ratio.detach()).exp()

@@ -66,7 +66,7 @@ class SequenceRatio(Ratio):
         if self.bound is not None:
             log_ratio = self.bound.bound(log_ratio, ctx.advantages)
         s = ratios.sequence_log_mean(log_ratio, ctx.mask).exp().expand_as(log_ratio)
-        return ratios.through_own_token(s, ctx.logp) if self.gradient == "token" else s
+        return ratios.through_own_token(s, ctx.log_ratio(self.anchor)) if self.gradient == "token" else s
 
     def bounded(self, ctx: Context) -> Tensor | None:
         return None if self.bound is None else self.bound.acts(ctx.log_ratio(self.anchor), ctx.advantages)

@@ -1,0 +1,32 @@
+"""What a law needs to know about a catalogued algorithm: the numbers to set and the extra fields to draw."""
+
+from __future__ import annotations
+
+import kenpo
+
+#: Settings without which an entry refuses to run.
+SETTINGS = {"dr_grpo": {"aggregate.length": 7}}
+#: Extra fields that the random cases must carry.
+OPTIONS: dict[str, dict] = {}
+
+
+def algorithm(name: str) -> kenpo.Algorithm:
+    """The catalogued algorithm, ready to run."""
+    return kenpo.get(name).with_settings(SETTINGS.get(name, {}))
+
+
+def options(name: str) -> dict:
+    """Options of `make_case` that draw every field the algorithm reads."""
+    a = kenpo.get(name)
+    found: dict = {}
+    if a.needs & {"topk_ids", "topk_logp", "topk_logp_sampler", "topk_logp_old"}:
+        found["topk"] = 3
+    if a.needs & {"router_logp", "router_logp_old", "routes"}:
+        found["router"] = (2, 2)
+    if "origin" in a.needs:
+        found["experts"] = True
+    return found | OPTIONS.get(name, {})
+
+
+def names() -> list[str]:
+    return kenpo.names()

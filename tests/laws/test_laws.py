@@ -1,0 +1,216 @@
+"""The laws that every catalogued algorithm keeps, in float64 on random batches."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from laws.build import cut, same, shuffled, tensors, widened
+from laws.catalogue import algorithm, names, options
+from reference.cases import make_case
+
+import kenpo
+from kenpo.errors import KenpoError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+NAMES = names()
+FEW = range(12)
+HUNDRED = range(100)
+
+
+def evaluated(name, case, dtype=torch.float64):
+    return kenpo.evaluate(algorithm(name), *tensors(case, dtype))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gap", ["none", "usual", "extreme"])
+def test_finite_and_zero_off_the_mask(name, gap):
+    for seed in range(34):
+        case = make_case(seed, gap=gap, no_verdict=seed % 3 == 0, fresh=seed % 4 == 0, **options(name))
+        result = evaluated(name, case)
+        off = ~torch.tensor(case["rollouts"]["mask"], dtype=torch.bool)
+        for value in (result.coefficients, result.advantages, result.weights):
+            assert bool(torch.isfinite(value).all()), (seed, name)
+            assert not bool(value[off].any()), (seed, name)
+        assert math.isfinite(float(result.loss))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_changes_nothing(name):
+    for seed in FEW:
+        rollouts, policy = tensors(make_case(seed, **options(name)))
+        a = algorithm(name)
+        plain = kenpo.evaluate(a, rollouts, policy)
+        wide = kenpo.evaluate(a, widened(rollouts, 3), widened(policy, 3))
+        width = rollouts.mask.shape[1]
+        assert same(wide.loss, plain.loss)
+        assert same(wide.coefficients[:, :width], plain.coefficients)
+        assert not bool(wide.coefficients[:, width:].any())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_may_stand_in_any_order(name):
+    for seed in FEW:
+        rollouts, policy = tensors(make_case(seed, **options(name)))
+        a, order = algorithm(name), shuffled(len(rollouts), seed)
+        plain, moved = kenpo.evaluate(a, rollouts, policy), kenpo.evaluate(a, rollouts[order], policy[order])
+        assert same(moved.loss, plain.loss)
+        assert same(moved.coefficients, plain.coefficients[order])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [1, 3])
+def test_microbatches_add_up(name, size):
+    """Shares of 1 or 3 rows sum to the whole minibatch's loss and coefficients: in one phase where the algorithm allows
+    it, else by evaluating whole and cutting the coefficients."""
+    for seed in FEW:
+        rollouts, policy = tensors(make_case(seed, fresh=seed % 2 == 0, **options(name)))
+        a = algorithm(name)
+        whole = kenpo.evaluate(a, rollouts, policy)
+        prepared = kenpo.prepare(a, rollouts)
+        two = a.two_phase(rollouts) is not None
+        batch = kenpo.weigh(a, prepared, policy if two else None)
+        if two and any(s is not None and s.scope > kenpo.Scope.SEQUENCE for s in (a.ratio, a.surrogate)):
+            assert same(kenpo.coefficients(a, batch, policy)[1]["logp"], whole.coefficients)
+            continue
+        loss, coefficients = 0.0, torch.zeros_like(whole.coefficients)
+        for rows in cut(len(rollouts), size):
+            share, gradients = kenpo.coefficients(a, batch[rows], policy[rows])
+            loss, coefficients[rows] = loss + share.loss, gradients["logp"]
+        assert same(loss, whole.loss.detach(), 1e-9)
+        assert same(coefficients, whole.coefficients)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_one_phase_call_is_refused_where_two_are_needed(name):
+    rollouts, policy = tensors(make_case(1, **options(name)))
+    a = algorithm(name)
+    prepared = kenpo.prepare(a, rollouts)
+    if a.two_phase(rollouts):
+        with pytest.raises(kenpo.errors.ScopeError):
+            kenpo.weigh(a, prepared)
+    else:
+        kenpo.weigh(a, prepared)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_advantages_and_weights_are_constants(name):
+    rollouts, policy = tensors(make_case(2, **options(name)))
+    policy.logp.requires_grad_()
+    result = kenpo.evaluate(algorithm(name), rollouts, policy)
+    assert not result.advantages.requires_grad
+    assert not result.weights.requires_grad
+    (again,) = torch.autograd.grad(result.loss, policy.logp)
+    assert torch.equal(again, result.coefficients)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_junk_at_masked_positions_changes_nothing(name):
+    for seed in FEW:
+        case = make_case(seed, **options(name))
+        clean = {part: dict(fields) for part, fields in case.items()}
+        mask = case["rollouts"]["mask"]
+        for part in case:
+            for field, rows in case[part].items():
+                if field == "mask" or not isinstance(rows[0], list) or isinstance(rows[0][0], list):
+                    continue
+                clean[part][field] = [
+                    [x if m else -1.0 if isinstance(x, float) else x for x, m in zip(row, keep, strict=True)]
+                    for row, keep in zip(rows, mask, strict=True)
+                ]
+        assert same(evaluated(name, case).coefficients, evaluated(name, clean).coefficients, 0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["masked", "uniform", "no verdict", "no rows"])
+def test_nothing_to_learn_gives_zero_with_a_graph(name, what):
+    rollouts, policy = tensors(make_case(3, **options(name)))
+    if what == "masked":
+        rollouts = rollouts.replace(mask=torch.zeros_like(rollouts.mask))
+    elif what == "no verdict":
+        rollouts = rollouts.replace(rewards=torch.full_like(rollouts.rewards, math.nan))
+    elif what == "no rows":
+        rollouts, policy = rollouts[:0], policy[:0]
+    else:
+        rollouts = rollouts.replace(rewards=torch.full_like(rollouts.rewards, 0.1))
+        if not kenpo.get(name).advantage.group_relative or kenpo.get(name).regularizers:
+            pytest.skip("an outcome without a group baseline, or a penalty, still teaches")
+    policy.logp.requires_grad_()
+    result = kenpo.evaluate(algorithm(name), rollouts, policy)
+    assert float(result.loss.detach()) == 0.0
+    assert result.loss.requires_grad
+    assert not bool(result.coefficients.any())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_numbers_at_trained_positions_are_named(name):
+    a = algorithm(name)
+    for field in sorted(a.needs & {"logp_old", "logp_sampler", "logp_ref", "logp"}):
+        for bad in (math.nan, math.inf, -math.inf):
+            rollouts, policy = tensors(make_case(4, uniform_group=False, **options(name)))
+            selected = kenpo.select(a, rollouts)
+            row, token = (rollouts.mask & selected[:, None]).nonzero()[0].tolist()
+            owner = policy if field == "logp" else rollouts
+            getattr(owner, field)[row, token] = bad
+            with pytest.raises(kenpo.errors.NonFiniteError, match=rf"{field}.*\[{row}, {token}\]"):
+                kenpo.evaluate(a, rollouts, policy)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_half_precision_is_raised_and_finite(name, dtype):
+    for seed in range(5):
+        case = make_case(seed, gap="extreme" if seed % 2 else "usual", **options(name))
+        rollouts, policy = tensors(case, dtype)
+        try:
+            result = kenpo.evaluate(algorithm(name), rollouts, policy)
+        except kenpo.errors.NonFiniteError:
+            assert dtype == torch.float16  # -1e9 and the like are beyond fp16
+            continue
+        assert result.advantages.dtype == torch.float32
+        assert bool(torch.isfinite(result.coefficients.float()).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_two_thousand_batches(name):
+    """Finite or a named error, and invariant to 1e-10, over the whole zoo of shapes."""
+    a = algorithm(name)
+    for seed in range(2000):
+        gap = ("none", "usual", "extreme")[seed % 3]
+        case = make_case(seed, gap=gap, fresh=seed % 5 == 0, no_verdict=seed % 7 == 0, **options(name))
+        rollouts, policy = tensors(case)
+        order = shuffled(len(rollouts), seed)
+        try:
+            plain = kenpo.evaluate(a, rollouts, policy)
+        except KenpoError:
+            continue
+        moved = kenpo.evaluate(a, widened(rollouts, 2)[order], widened(policy, 2)[order])
+        assert same(moved.coefficients[:, : rollouts.mask.shape[1]], plain.coefficients[order]), seed
+        assert same(moved.loss, plain.loss), seed
+
+
+# -- on policy ------------------------------------------------------------------------------------------------------
+
+SEQUENCE_MEANS = ("grpo-without-kl", "gspo", "gspo_token", "gmpo", "sapo", "sspo")
+TOKEN_MEANS = ("cispo", "dapo", "m2po", "minpro", "gppo", "ripo")
+
+
+def on_policy_coefficients(name, seed=8):
+    rollouts, policy = tensors(make_case(seed, uniform_group=False, single_group=False, empty_rows=False))
+    rollouts = rollouts.replace(logp_old=policy.logp, logp_sampler=policy.logp)
+    a = kenpo.get("grpo").but(regularizers=()) if name == "grpo-without-kl" else algorithm(name).but(selection=())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return kenpo.evaluate(a, rollouts, policy).coefficients
+
+
+@pytest.mark.parametrize("family", [SEQUENCE_MEANS, TOKEN_MEANS], ids=["sequence mean", "token mean"])
+def test_on_policy_the_coefficients_coincide(family):
+    known = [n for n in family if n in NAMES or n == "grpo-without-kl"]
+    first = on_policy_coefficients(known[0])
+    assert bool(first.any())
+    for name in known[1:]:
+        assert same(on_policy_coefficients(name), first, 1e-12), name
