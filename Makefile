@@ -23,7 +23,7 @@ setup-dev:  ## the same with what the tests and the linters need
 	@$(SETUP) dev
 
 train: setup  ## the main job: runs/first, resumed if it is unfinished, else runs/first-2
-	@$(PY) -m kenpo train --out runs/first $(ARGS)
+	@$(PY) -m kenpo train --series runs/first $(ARGS)
 
 test: setup-dev  ## the default tests
 	@$(PY) -m pytest $(ARGS)
