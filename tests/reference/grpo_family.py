@@ -32,7 +32,8 @@ def grpo(case, low=0.2, high=0.2, beta=0.04, dual=None, eps=1e-6):
     """DeepSeekMath, arXiv 2402.03300.
 
     J = (1/N) sum_i (1/n_i) sum_t { min( r A, clip(r, 1-low, 1+high) A ) - beta k3 }, A = (R - mean)/(std + eps) in the
-    group. The KL term acts on every token, also where A = 0. Ours: std with ddof 1, eps added to it. `dual`: verl's dual clip, the loss of a token with A < 0 is at most -dual A.
+    group. The KL term acts on every token, also where A = 0. Ours: std with ddof 1, eps added to it.
+    `dual`: verl's dual clip, where A < 0 the objective is never below dual A.
     """
     batch = Batch(case)
     A = batch.by_group(batch.rewards, z_score(eps))
