@@ -4,7 +4,7 @@
 
 One to two minutes on two idle cores. The same as
 
-    kenpo sft --fresh qwen3 --lr 2e-3 --schedule cosine --threads 2 --out runs/bundled
+    kenpo sft --fresh qwen3 --steps 400 --lr 2e-3 --schedule cosine --threads 2 --out runs/bundled
 
 A Qwen3-style model (1.63 M parameters) with random weights learns 3-digit addition from demonstrations of which 60 %
 take every carry as 0. It ends up knowing two procedures: greedy decoding mostly drops the carry, sampling keeps it now
@@ -20,7 +20,7 @@ def bundled_model(out: str, seed: int = 0) -> SFTConfig:
     """The supervised run that makes the bundled model; sizes and numbers that are not named are the defaults."""
     return SFTConfig(
         out=out, fresh="qwen3", hidden=192, layers=4, heads=4, kv_heads=2, data="addition", dropped_carry=0.6,
-        steps=220, batch=64, lr=2e-3, schedule="cosine", warmup=20, threads=2, seed=seed,
+        steps=400, batch=64, lr=2e-3, schedule="cosine", warmup=20, threads=2, seed=seed,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ class AdditionSource:
         self.seed, self.dropped = seed, dropped
 
     def text(self, index: int) -> Text:
+        """The `index`-th demonstration of an endless stream."""
         from kenpo.experience.addition import demonstration
 
         return Text(*demonstration(self.seed, index, self.dropped), where=f"demonstration {index}")
@@ -50,6 +51,7 @@ class FileSource:
         self._epoch, self._order = -1, []  # type: tuple[int, list[int]]
 
     def text(self, index: int) -> Text:
+        """The `index`-th row of an endless stream."""
         epoch, place = divmod(index, len(self.rows))
         if epoch != self._epoch:
             # seeds of neighbouring epochs and runs must not meet, hence the odd factor

@@ -73,7 +73,7 @@ class Architecture:
     def _config(self, vocabulary: int, eos: int, pad: int | None) -> Any:
         from transformers import GPT2Config, LlamaConfig, Qwen3Config
 
-        ids = {"vocab_size": vocabulary, "eos_token_id": eos, "pad_token_id": pad, "bos_token_id": None}
+        ids: dict[str, Any] = {"vocab_size": vocabulary, "eos_token_id": eos, "pad_token_id": pad, "bos_token_id": None}
         if self.family == "gpt2":
             return GPT2Config(
                 n_embd=self.hidden, n_layer=self.layers, n_head=self.heads, n_inner=self.resolved_ffn(),

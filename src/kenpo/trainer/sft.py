@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from kenpo.trainer.demonstrations import Row, Source
 
 
-def run(config: SFTConfig, report: Callable[[str], None] = print) -> dict[str, Any]:
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def run(config: SFTConfig, report: Callable[[str], None] = _say) -> dict[str, Any]:
     """Train as `config` says, write the model folder, and return the summary.
 
     OUT is an ordinary model folder; OUT/sft holds config.json (resolved), losses.jsonl and summary.json.
@@ -76,6 +80,7 @@ def _start(config: SFTConfig) -> tuple[Any, Any]:
     """The model, on its device, and its tokenizer. Dropout stays off: it would make the step depend on the split."""
     from kenpo.models.loading import load_model
 
+    model: Any
     weights = "float64" if config.dtype == "float64" else "float32"
     if config.fresh is None:
         assert config.model is not None
