@@ -7,12 +7,12 @@ import warnings
 
 import pytest
 import torch
-from laws.build import cut, same, shuffled, tensors, widened
-from laws.catalogue import algorithm, names, options
 from reference.cases import make_case
 
 import kenpo
 from kenpo.errors import KenpoError
+from laws.build import cut, same, shuffled, tensors, widened
+from laws.catalogue import algorithm, names, options
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAMES = names()
@@ -85,7 +85,7 @@ def test_microbatches_add_up(name, size):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_one_phase_call_is_refused_where_two_are_needed(name):
-    rollouts, policy = tensors(make_case(1, **options(name)))
+    rollouts, _policy = tensors(make_case(1, **options(name)))
     a = algorithm(name)
     prepared = kenpo.prepare(a, rollouts)
     if a.two_phase(rollouts):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws.build import tensors
-from laws.catalogue import OPTIONS, SETTINGS, algorithm, names, options
 from reference import REFERENCES, numbers
 from reference.cases import make_case
 
 import kenpo
 from kenpo.casefile import run_file
+from laws.build import tensors
+from laws.catalogue import OPTIONS, SETTINGS, algorithm, names, options
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FILES = sorted((Path(__file__).parent.parent / "conformance").glob("*.json"))
@@ -47,7 +47,11 @@ def test_equals_its_reference(name, gap):
         loss, coefficients, advantages, weights = REFERENCES[name](case, **given)
         result = kenpo.evaluate(algorithm(name), *tensors(case))
         assert close(float(result.loss), loss), seed
-        for got, want in ((result.coefficients, coefficients), (result.advantages, advantages), (result.weights, weights)):
+        for got, want in (
+            (result.coefficients, coefficients),
+            (result.advantages, advantages),
+            (result.weights, weights),
+        ):
             assert torch.allclose(got, torch.tensor(want, dtype=torch.float64), rtol=1e-9, atol=1e-10), seed
 
 

@@ -1,0 +1,99 @@
+"""Faults of other trainers in groups and advantages: the right values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import kenpo
+from faults.build import advantages, batch, plain
+from kenpo import stages as S
+
+Z = plain(advantage=S.GroupZScore(eps=0.0))
+
+
+def near(values, right, tolerance=5e-5):
+    return values == pytest.approx(right, abs=tolerance)
+
+
+def test_leave_one_out_has_one_rule_for_a_group_of_one():
+    a = plain(advantage=S.LeaveOneOut(), ratio=None, surrogate=S.ScoreFunction())
+    assert near(advantages(a, [0.4, 1, 0, 0], [0, 1, 1, 1]), [0.0, 1.0, -0.5, -0.5])
+
+
+def test_whitening_over_the_batch_with_single_rollouts():
+    a = plain(advantage=S.GlobalWhiten())
+    assert near(advantages(a, [1, 0, 0, 1], [0, 1, 2, 3]), [0.866, -0.866, -0.866, 0.866])
+
+
+def test_a_mixed_group_is_kept_whole():
+    rollouts, _ = batch([[-1.0]] * 5, [0, 1, 1, 1, 1])
+    assert kenpo.select(kenpo.get("dapo"), rollouts).all()
+
+
+def test_a_uniform_group_and_a_group_of_one_are_dropped():
+    rollouts, _ = batch([[-1.0]] * 4, [1, 1, 0.1, 0.1], [0, 0, 1, 2])
+    assert not kenpo.select(kenpo.get("dapo"), rollouts).any()
+
+
+def test_no_floor_under_the_variance():
+    a = plain(advantage=S.GroupZScore())
+    assert near(advantages(a, [0.50000, 0.50002], [0, 0]), [-0.6604, 0.6604])
+
+
+def test_a_rollout_without_a_verdict_moves_nobody():
+    assert near(advantages(Z, [None, 1.0, 0.6, 0.8], [0] * 4), [0.0, 1.0, -1.0, 0.0])
+
+
+def test_a_rollout_without_a_verdict_is_no_failure():
+    rollouts, _ = batch([[-1.0]] * 4, [1, None, None, 0])
+    prepared = kenpo.prepare(plain(), rollouts)
+    assert prepared.selected.tolist() == [True, False, False, True]
+    assert float(prepared.shaped[prepared.selected].mean()) == 0.5
+    assert int(kenpo.weigh(plain(), prepared).totals.sequences) == 2
+
+
+def test_every_rollout_enters_the_groups_statistics():
+    assert near(advantages(Z, [1, 0, 0, 0], [0] * 4), [1.5, -0.5, -0.5, -0.5])
+
+
+def test_groups_are_ids_not_prompts():
+    h = 1 / math.sqrt(2)
+    assert near(advantages(Z, [1, 0, 1, 1], [0, 0, 1, 1]), [h, -h, 0, 0])
+
+
+def test_advantages_follow_their_rows():
+    order = [2, 0, 3, 1]
+    rewards, group = [1.0, 0.0, 5.0, 1.0], [0, 0, 1, 1]
+    plainly = advantages(Z, rewards, group)
+    moved = advantages(Z, [rewards[i] for i in order], [group[i] for i in order])
+    assert moved == pytest.approx([plainly[i] for i in order], abs=1e-12)
+
+
+def test_masked_advantages_and_padding_are_not_averaged():
+    rollouts, policy = batch([[-1.0] * 4], [2.0], masks=[[1, 1, 1, 0]])
+    a = plain(ratio=S.SequenceRatio(), aggregate=S.SequenceMean())
+    assert float(kenpo.evaluate(a, rollouts, policy).loss.detach()) == pytest.approx(-2.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_normalising_selects_instead_of_multiplying(bad):
+    rollouts, policy = batch([[-1.0]] * 3, [2.0, 0.0, 4.0], masks=[[1], [0], [1]])
+    policy.logp[1, 1] = bad
+    result = kenpo.evaluate(plain(advantage=S.GlobalWhiten(eps=0.0)), rollouts, policy)
+    assert near(result.advantages[:, 1].tolist(), [-0.7071, 0.0, 0.7071])
+
+
+def test_a_reward_does_not_depend_on_later_token_masks():
+    """Our rule: outcomes are per rollout; a weight that rejects a token changes its gradient, not the group's
+    baseline."""
+    rollouts, policy = batch([[-1.0, -1.0]] * 2, [2.0, 0.0], truncated=torch.tensor([True, False]))
+    a = Z.but(weights=(S.Untruncated(),))
+    assert near(kenpo.evaluate(a, rollouts, policy).advantages[:, 1].tolist(), [0.7071, -0.7071])
+
+
+def test_uniform_outcomes_give_exactly_zero():
+    for a in (Z, plain(advantage=S.GroupCentred()), plain(advantage=S.GlobalWhiten())):
+        assert advantages(a, [0.1] * 7, [0] * 7) == [0.0] * 7
