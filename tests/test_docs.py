@@ -8,6 +8,7 @@ import functools
 import importlib
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,16 @@ def test_commands_and_options_exist(page):
         assert command in cli.COMMANDS, f"{name(page)}: {line}"
         for option in re.findall(r" (--[a-z][a-z-]*)", line):
             assert re.search(rf"{option}(?![a-z-])", help_of(command)), f"{name(page)}: {line}: no {option} in the help"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_train_commands_are_understood(page):
+    from kenpo.commands.training import read_config
+
+    for line in commands(page):
+        words = shlex.split(line)
+        if words[1] == "train" and not {"--config", "--resume"} & set(words):  # these read a run that isn't there
+            read_config(words[2:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

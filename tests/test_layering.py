@@ -43,6 +43,8 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "__init__": EVERYTHING,
 }
+# The one door to the catalogue on the trainer's side: it turns a configuration's name into an Algorithm.
+DOORS = {("trainer/setup.py", "loading")}
 NEVER = {"recipes", "tests", "benchmarks"}
 FRONT = {"cli", "commands", "__main__"}  # only these import one another
 
@@ -139,7 +141,7 @@ def layering_breaches(src: Path) -> list[str]:
             allowed = ALLOWED[part]
             if other != part and (other in FRONT and part not in FRONT):
                 breaches.append(f"{where} imports {target}: only the command line imports {other}")
-            elif other != part and other not in allowed and allowed != EVERYTHING:
+            elif other not in allowed | {part} and allowed != EVERYTHING and (name, other) not in DOORS:
                 breaches.append(f"{where} imports {target}: {part} may import {sorted(allowed) or 'nothing'}")
             elif part in {"models", "engines"} and other == "ops" and rest[1:2] and rest[1] in LOSS_OPS:
                 breaches.append(f"{where} imports {target}: {part} knows no losses")
@@ -243,6 +245,7 @@ PLANTED = [
     ("trainer/a.py", "from kenpo.algorithms.grpo import GRPO", layering_breaches),
     ("trainer/a.py", "from kenpo import get", layering_breaches),
     ("trainer/a.py", "from kenpo import algorithms", layering_breaches),
+    ("trainer/a.py", "from kenpo.loading import resolve", layering_breaches),
     ("engines/a.py", "from kenpo.ops.surrogates import clipped", layering_breaches),
     ("engines/a.py", "from kenpo.ops import surrogates", layering_breaches),
     ("models/a.py", "from kenpo.stages import Clip", layering_breaches),
