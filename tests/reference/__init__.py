@@ -6,7 +6,7 @@ the catalogue's. `numbers(settings)` turns a case file's dotted settings into th
 
 from __future__ import annotations
 
-from . import group_coupled, grpo_family, mismatch, mixed_policy, rejection, trust_region
+from . import group_coupled, grpo_family, mismatch, mixed_policy, rejection, trust_region, values
 
 REFERENCES = {
     "grpo": grpo_family.grpo,
@@ -67,6 +67,8 @@ WIDER = {
     "remax": mixed_policy.remax,
     "opsm": rejection.opsm,
     "rejection": rejection.rejection,
+    "ppo": values.ppo,  # a fifth item: slopes of values and entropy
+    "vapo": values.vapo,
 }
 
 

@@ -299,7 +299,8 @@ CHECKS = {
     "ggpo": ggpo,
     "shaped_probability": shaped_probability,
     "variance_ratio": lambda i, w: {
-        "v": group_coupled.variance_ratio(math.log(i["p"]), math.log(i["p_old"])), "importance_ratio": i["p"] / i["p_old"]
+        "v": group_coupled.variance_ratio(math.log(i["p"]), math.log(i["p_old"])),
+        "importance_ratio": i["p"] / i["p_old"],
     },
     "group_advantages": group_advantages,
     "sis_position": lambda i, w: {
