@@ -111,6 +111,7 @@ class HFEngine:
         owner = torch.tensor([place[p] for p, _ in chunk], device=device)
         limits = torch.tensor([self._limit(prompts[p], options) for p, _ in chunk], device=device)
         u = uniforms([seeds[p][s] for p, s in chunk], int(limits.max())).to(device)
+        tight = bool((limits < options.max_tokens).any())
         book = _Book(len(chunk), int(limits.max()), device)
         stopper = _Stopper(self, options, len(chunk), device)
         live = torch.arange(len(chunk), device=device)  # rows the decoder holds, by their place in the chunk
@@ -119,7 +120,7 @@ class HFEngine:
         for t in range(int(limits.max())):
             drawn = take_best(logits, options) if greedy else draw(logits, u[live, t], options)
             if bool(drawn.bad.any()):
-                self._refuse(drawn.bad & ~done[live], chunk, live, t)
+                _refuse(drawn.bad & ~done[live], chunk, live, t)
             book.write(live, t, drawn, done)
             stopped = stopper.check(live, drawn.ids, done)
             ended = stopped | (t + 1 >= limits[live])
@@ -131,20 +132,13 @@ class HFEngine:
             if left == 0:
                 break
             ids = drawn.ids
-            if left <= 0.8 * len(live):  # dropping rows copies the cache, so not at every step
+            # Dropping rows copies the cache, so it waits; but a row that filled the context can't take another step.
+            if left <= 0.8 * len(live) or (tight and left < len(live)):
                 rows = going.nonzero().squeeze(-1)
                 decoder.keep(rows)
                 live, ids = live[rows], ids[rows]
             logits = decoder.step(ids)
         return self._completions(book, options, stopper)
-
-    def _refuse(self, bad: Tensor, chunk: list[tuple[int, int]], live: Tensor, t: int) -> None:
-        if bool(bad.any()):
-            p, s = chunk[int(live[bad.nonzero()[0, 0]])]
-            raise NonFiniteError(
-                f"prompt {p}, sample {s}, response position {t}: the model's logits are NaN; its weights are damaged "
-                "or the learning rate was too high (go back to an earlier checkpoint)"
-            )
 
     def _completions(self, book: _Book, options: SamplingOptions, stopper: _Stopper) -> list[Completion]:
         tokens, logps, supports = book.lists()
@@ -157,6 +151,16 @@ class HFEngine:
             )
             for r in range(len(tokens))
         ]
+
+
+def _refuse(bad: Tensor, chunk: list[tuple[int, int]], live: Tensor, t: int) -> None:
+    """NaN logits in a row that still runs are an error; a row that is done may hold anything."""
+    if bool(bad.any()):
+        p, s = chunk[int(live[bad.nonzero()[0, 0]])]
+        raise NonFiniteError(
+            f"prompt {p}, sample {s}, response position {t}: the model's logits are NaN; its weights are damaged "
+            "or the learning rate was too high (go back to an earlier checkpoint)"
+        )
 
 
 class _Stopper:

@@ -121,7 +121,9 @@ def _weights(source: str, config: Any, dtype: torch.dtype):
 
     loader: Any = AutoModelForCausalLM
     try:
-        model, info = loader.from_pretrained(source, config=config, dtype=dtype, output_loading_info=True)
+        model, info = loader.from_pretrained(
+            source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )  # tensors of another shape are refused below, by name
     except Exception as error:
         raise InputError(f"{source}: the weights can't be loaded ({_first_line(error)})") from None
     missing = sorted(info["missing_keys"])
