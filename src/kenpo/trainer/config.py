@@ -53,13 +53,13 @@ def parse_settings(items: Sequence[str]) -> dict[str, Any]:
 
 
 Settings = Annotated[
-    dict[str, Any],
+    dict[str, Any] | None,
     tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="SLOT.FIELD=VALUE",
         instance_from_str=parse_settings,
-        is_instance=lambda x: isinstance(x, dict),
-        str_from_instance=lambda d: [f"{k}={json.dumps(v)}" for k, v in d.items()],
+        is_instance=lambda x: x is None or isinstance(x, dict),
+        str_from_instance=lambda d: [f"{k}={json.dumps(v)}" for k, v in (d or {}).items()],
     ),
     tyro.conf.arg(name="set"),
 ]
@@ -91,7 +91,7 @@ class TrainConfig:
 
     algorithm: str = "grpo"
     """A catalogued name (`kenpo list`) or your own as file.py:NAME."""
-    settings: Settings | None = None
+    settings: Settings = None
     """Change slots of the algorithm: --set surrogate.high=0.3 regularizers=[]."""
     stages: Stages = ()
     """Append stages by name: --with untruncated."""

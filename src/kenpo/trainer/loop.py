@@ -255,7 +255,7 @@ class Run:
             if self.ranks.first:
                 print("stopping after this step; once more to stop at once", file=sys.stderr)
 
-        before = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
+        before: dict[int, Any] = {int(n): signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:

@@ -6,6 +6,7 @@ the backward pass. So the gradient does not depend on how a minibatch was cut, o
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -143,9 +144,7 @@ class Updater:
         order = names[torch.randperm(len(names), generator=generator)]
         number = min(number, len(names))
         cuts = [len(names) * i // number for i in range(number + 1)]
-        return [
-            torch.isin(group, order[a:b]).nonzero().squeeze(1).tolist() for a, b in zip(cuts, cuts[1:], strict=False)
-        ]
+        return [torch.isin(group, order[a:b]).nonzero().squeeze(1).tolist() for a, b in itertools.pairwise(cuts)]
 
     def one_update(self, minibatch: Prepared, report: Report) -> None:
         """One optimizer step. A minibatch without a trainable token is left out: AdamW would move on its momentum alone."""
@@ -207,7 +206,8 @@ class _Figures:
 
     def note(self, loss: Loss) -> None:
         """Add a microbatch's share."""
-        for name, (total, count) in {"loss": (loss.loss, 0.0), **loss.sums}.items():
+        self.sums.setdefault("loss", [0.0, 0.0])[0] += float(loss.loss)
+        for name, (total, count) in loss.sums.items():
             entry = self.sums.setdefault(name, [0.0, 0.0])
             entry[0] += float(total)
             entry[1] += float(count)
