@@ -36,6 +36,8 @@ def make_case(
     topk: int = 0,
     router: tuple[int, int] | None = None,
     experts: bool = False,
+    query: bool = False,
+    critic: bool = False,
     groups: int = 4,
     width: int | None = None,
 ) -> dict:
@@ -49,9 +51,11 @@ def make_case(
     finite_junk   no NaN or inf at masked positions (for JSON)
     topk, router  adds topk_ids, topk_logp_* [B,T,K] and tokens; router scores [B,T,L,K]
     experts       one rollout of each group is an expert's (origin 2)
+    query         prompt positions after the first are scored: prompt_mask, with numbers in logp and logp_ref
+    critic        values_old, and the policy's values
     """
     rng = random.Random(f"kenpo-{seed}")
-    start = rng.randint(1, 3) if prompt is None else prompt
+    start = (rng.randint(1, 3) if prompt is None else prompt) + (1 if query else 0)
     width = width or start + rng.randint(3, 8)
     group, rewards = _groups(rng, groups, uneven, uniform_group, single_group)
     if interleaved:
@@ -92,6 +96,14 @@ def make_case(
         _add_router(rng, rollouts, policy, mask, router)
     if experts:
         rollouts["origin"] = [2 if group.index(g) == b else 0 for b, g in enumerate(group)]
+    if critic:
+        rollouts["values_old"] = field(lambda b, t: rng.gauss(0.3, 0.5))
+        policy["values"] = field(lambda b, t: rollouts["values_old"][b][t] + rng.gauss(0.0, 0.3))
+    if query:
+        rollouts["prompt_mask"] = [[int(0 < t < start) for t in range(width)] for _ in range(B)]
+        for b in range(B):
+            for t in range(1, start):
+                logp[b][t], ref[b][t] = -rng.expovariate(0.7) - 0.01, -rng.expovariate(0.7) - 0.01
     return {"rollouts": rollouts, "policy": policy}
 
 

@@ -195,12 +195,12 @@ def conspo(case, tau=1.0, margin=0.0, positive=None):
 
 def ggpo(case, beta=1.0):
     """GGPO, arXiv 2610.20814, a reconstruction: z_i = R_i/beta - log(pi_theta(y_i)/pi_ref(y_i)), loss = log mean e^z -
-    mean z, averaged over mixed groups. Zero iff all z of a group are equal."""
+    mean z, averaged over mixed groups (empty responses left out). Zero iff all z of a group are equal."""
     batch = Batch(case)
     losses = []
     for members in groups(batch):
-        ys = [batch.responses[j] for j in members]
-        if not constant([y.reward for y in ys]):
+        ys = [batch.responses[j] for j in members if batch.responses[j].n]
+        if ys and not constant([y.reward for y in ys]):
             z = [y.reward / beta - saturate(sum(y.logp) - math.fsum(y.take("logp_ref"))) for y in ys]
             losses.append(log_sum_exp(z) - math.log(len(z)) - sum(z) / len(z))
     return batch.result(sum(losses) / len(losses) if losses else 0.0, [0.0] * batch.N)

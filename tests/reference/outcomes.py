@@ -150,8 +150,8 @@ def gprl(axes: list[list[float]], weights: list[float], ddof: int = 1, eps: floa
 
 
 def repo_swap(rewards: list[float], rephrased: float | None, delta: float = 0.5, rho: float = 0.75) -> dict:
-    """RePO, arXiv 2602.10819: where at least a share rho failed (R < delta), the lowest reward (first on ties) is replaced
-    by the rephrased answer's, if that one is better."""
+    """RePO, arXiv 2602.10819: where at least a share rho failed (R < delta), the lowest reward (first on ties) is
+    replaced by the rephrased answer's, if that one is better."""
     rate = mean([float(r < delta) for r in rewards])
     victim = min(range(len(rewards)), key=lambda k: rewards[k])
     swap = rephrased is not None and rate >= rho and rephrased > rewards[victim]

@@ -8,19 +8,25 @@ import random
 
 import pytest
 
-from reference import REFERENCES
+from reference import REFERENCES, WIDER
 from reference.cases import cases, make_case, on_policy
 
 OPTIONS = {"dppo_topk": {"topk": 3}, "rspo": {"router": (2, 2)}, "rspo_pre_clip": {"router": (2, 2)},
            "rspo_post_clip": {"router": (2, 2)}}  # fmt: skip
 NUMBERS = {"dr_grpo": {"length": 7}, "dapo": {"limit": 6, "buffer": 3}}
-NAMES = sorted(REFERENCES)
+OPTIONS |= {"sis": {"topk": 3}, "luffy": {"experts": True}, "grin": {"experts": True}, "erpo": {"query": True},
+            "ppo": {"critic": True}, "vapo": {"critic": True}}  # fmt: skip
+NUMBERS |= {"range_grpo": {"length": 7}, "erpo": {"average_surprisal": 3.0},
+            "rejection": {"rules": [{"statistic": "seq_mean_k3", "upper": 0.02}]}}  # fmt: skip
+ALL = REFERENCES | {n: f for n, f in WIDER.items() if n not in ("graft", "sis")}  # those take lists beside the case
+NAMES = sorted(ALL)
 # A weight that reads pi_theta is a constant under the gradient, so differences of the value don't give the slope.
-DETACHED = {"cispo", "m2po_code", "minpro", "minpro_brief", "mini_rl", "gspo_token", "dhpo", "gppo", "pmpo"}
+DETACHED = {"cispo", "m2po-code", "minpro", "minpro-brief", "mini_rl", "gspo_token", "dhpo", "gppo", "pmpo"}
+DETACHED |= {"gmc_grpo", "reco"}
 
 
 def reference(name, case, **more):
-    return REFERENCES[name](case, **NUMBERS.get(name, {}), **more)
+    return ALL[name](case, **(NUMBERS.get(name, {}) | more))[:4]
 
 
 def nudged(case, b, t, h):
@@ -35,7 +41,7 @@ def test_slopes_agree_with_differences(name):
     _, coefficients, _, _ = reference(name, case)
     for b, row in enumerate(case["rollouts"]["mask"]):
         for t, m in enumerate(row):
-            if m:
+            if m and (b + t) % 3 == 0:
                 h = 1e-6
                 up, down = (reference(name, nudged(case, b, t, s))[0] for s in (h, -h))
                 assert math.isclose(coefficients[b][t], (up - down) / (2 * h), rel_tol=2e-5, abs_tol=2e-8), (b, t)
@@ -44,13 +50,14 @@ def test_slopes_agree_with_differences(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("gap", ["none", "usual", "extreme"])
 def test_finite_and_blind_to_masked_positions(name, gap):
-    for case in cases(4, 10, gap=gap, no_verdict=True, **OPTIONS.get(name, {})):
+    for case in cases(3, 10, gap=gap, no_verdict=True, **OPTIONS.get(name, {})):
         loss, coefficients, advantages, weights = reference(name, case)
         assert math.isfinite(loss)
         for field in (coefficients, advantages, weights):
             for row, mask in zip(field, case["rollouts"]["mask"], strict=True):
                 assert all(math.isfinite(x) for x in row)
-                assert all(x == 0 for x, m in zip(row, mask, strict=True) if not m)
+                if name != "erpo":  # that one trains on prompt tokens
+                    assert all(x == 0 for x, m in zip(row, mask, strict=True) if not m)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,7 +80,8 @@ def test_without_old_log_probs_the_policy_is_its_own(name):
     assert reference(name, fresh) == reference(name, case)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# A critic, a greedy baseline or a KL teaches without any difference between rewards.
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("erpo", "grin", "ppo", "vapo", "remax")])
 def test_nothing_to_learn_from(name):
     for options in ({"rewards": [1.0]}, {"mask": 0}):
         case = make_case(7, **OPTIONS.get(name, {}))
@@ -85,7 +93,7 @@ def test_nothing_to_learn_from(name):
         more = {"beta": 0.0} if name == "grpo" else {}
         if name == "dapo" and "rewards" in options:
             more["limit"] = None
-        loss, coefficients, advantages, _ = REFERENCES[name](case, **(NUMBERS.get(name, {}) | more))
+        loss, coefficients, advantages, _ = reference(name, case, **more)
         assert loss == 0.0
         assert all(x == 0.0 for field in (coefficients, advantages) for row in field for x in row)
 
