@@ -71,7 +71,8 @@ def linear_logprob(
     ids: Tensor | None = None,
     tile: int | None = None,
 ) -> Terms:
-    """Log-probs of `targets` [N] (and entropies, and log-probs of `ids` [N,K], −1 padded with 0) of hidden states [N,H].
+    """Log-probs of `targets` [N] (and entropies, and log-probs of `ids` [N,K], −1 padded with 0) of hidden states
+    [N,H].
 
     `weight` [V,H] and `bias` [V] are the head. Equal to logits → log_softmax → gather in value and gradient; exact for
     every upstream gradient, entropy's included. No gradient is made for what does not require one (a frozen head costs
@@ -145,7 +146,7 @@ def _taken(x: Tensor, ids: Tensor, at: slice, into: Tensor) -> None:
 
 class _LinearLogprob(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, ids, transform, entropy, tile):  # type: ignore[override]
+    def forward(ctx, hidden, weight, bias, targets, ids, transform, entropy, tile):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         like = hidden.new_empty((len(hidden),), dtype=dtype)
         statistics = Statistics(like, entropy)
@@ -164,7 +165,7 @@ class _LinearLogprob(torch.autograd.Function):
         return values[:, 0].clone(), h, ids_logp
 
     @staticmethod
-    def backward(ctx, g_logp, g_entropy, g_ids):  # type: ignore[override]
+    def backward(ctx, g_logp, g_entropy, g_ids):
         hidden, weight, bias, wanted, norm, h = ctx.saved_tensors
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         up = upstream(wanted, norm, g_logp, g_entropy, g_ids, h)
