@@ -129,7 +129,7 @@ def second_moment(i, want):
     return {
         "outward": [int(o) for o in out],
         "mean_before": batch.mean(squares),
-        "mean_after": batch.mean([s for s in squares if s <= cut]),
+        "mean_after": batch.mean([s for s in squares if s <= cut] or [0.0]),
         "mask": mask,
         "objective": batch.mean([m * math.exp(x) * a for m, (a, x) in zip(mask, pairs, strict=True)]),
     }
@@ -263,7 +263,25 @@ def coefficients(objective, *names):
     return lambda i, want: {"coefficients": [slope(objective, r, A, *(i[n] for n in names)) for r, A in i["r_and_A"]]}
 
 
+def sequence_kl_mask(i, want):
+    case = case_of(logp=[[-9.0 + x for x in row] for row in i["log_ratio"]], logp_sampler=[[-9.0]] * 2)
+    return {"keep": [row[1] for row in trust_region.trm(case, max=i["max"], mean=i["mean"])[3]]}
+
+
+def most_surprising(i, want):
+    return {"boosted": group_coupled.most_surprising(i["surprisal"], [bool(c) for c in i["chosen"]], i["fraction"])}
+
+
+def saturated_log_ratio(i, want):
+    (y,) = Batch(case_of(logp=i["logp"], logp_old=i["anchor"]))
+    d = y.log_ratios()
+    return {"log_ratio": d, "slope": gradients(sum(d), y.logp)}
+
+
 CHECKS = {
+    "sequence_kl_mask": sequence_kl_mask,
+    "most_surprising": most_surprising,
+    "saturated_log_ratio": saturated_log_ratio,
     "sequence_ratio": sequence_ratio,
     "group_z_score": lambda i, w: {"advantages": by_group(batch.z_score(i["eps"], i["ddof"]), i)},
     "group_centred": lambda i, w: {"advantages": by_group(batch.centred, i)},
