@@ -98,7 +98,7 @@ class Algorithm:
     @property
     def scope(self) -> Scope:
         """The widest scope of any stage."""
-        return max(s.scope for s in self.stages)
+        return max(s.span for s in self.stages)
 
     def two_phase(self, rollouts: Rollouts | None = None) -> str | None:
         """Why the minibatch's log-probs must be known before `weigh`, or None if one phase will do.
@@ -109,12 +109,12 @@ class Algorithm:
         if self.advantage.policy_needs:
             return f"{snake(self.advantage)} needs the policy's terms before advantages are known"
         for stage in self.weights:
-            if stage.scope > Scope.SEQUENCE and reads_policy(stage, fresh):
-                return f"{snake(stage)} must see the whole {stage.scope.name.lower()} under the current policy"
+            if stage.span > Scope.SEQUENCE and reads_policy(stage, fresh):
+                return f"{snake(stage)} must see the whole {stage.span.name.lower()} under the current policy"
         live: list[Stage] = [s for s in (self.ratio, self.surrogate, *self.regularizers) if s is not None]
         for part in live:
-            if part.scope > Scope.SEQUENCE:
-                return f"{snake(part)} couples the rollouts of a {part.scope.name.lower()}"
+            if part.span > Scope.SEQUENCE:
+                return f"{snake(part)} couples the rollouts of a {part.span.name.lower()}"
         waiting = [snake(s) for s in self.weights if reads_policy(s, fresh)]
         if self.aggregate.counts_kept and waiting:
             return f"{snake(self.aggregate)} counts kept tokens and {waiting[0]} needs the policy to keep them"
@@ -184,11 +184,19 @@ def _check_combination(a: Algorithm) -> None:
             f"{a.name}: {snake(a.surrogate)} takes no ratio, but the ratio slot holds {snake(a.ratio)}"
         )
     corrections = [s for s in a.weights if s.is_correction]
-    if corrections and a.ratio is not None and getattr(a.ratio, "anchor", None) == "sampler":
+    anchor = getattr(a.ratio, "anchor", None)
+    if corrections and anchor == "sampler":
         raise IllegalCombinationError(
             f"{a.name}: {snake(corrections[0])} corrects π_old/μ while the ratio is already anchored at the sampler: "
             "the mismatch would be counted twice; anchor the ratio at 'old' or drop the correction"
         )
+    for stage in corrections:
+        proximal = getattr(stage, "anchor", "old")
+        if {anchor, proximal} == {"old", "prox"}:
+            raise IllegalCombinationError(
+                f"{a.name}: {snake(stage)} corrects π_{proximal}/μ while the ratio is anchored at {anchor!r}: their "
+                "product is no ratio of π_θ to μ; give both the same anchor"
+            )
 
 
 def reads_policy(stage: Stage, fresh: bool) -> bool:
@@ -316,7 +324,7 @@ def _totals(ctx: Context, mask: Tensor, weights: Tensor | None) -> Totals:
 
 
 def _check_groups_whole(a: Algorithm, prepared: Prepared, stages: list[Weight]) -> None:
-    wide = [s for s in (*stages, a.ratio, a.surrogate, *a.regularizers) if s is not None and s.scope >= Scope.GROUP]
+    wide = [s for s in (*stages, a.ratio, a.surrogate, *a.regularizers) if s is not None and s.span >= Scope.GROUP]
     if not wide:
         return
     here = groups.group_count(prepared.rollouts.group, prepared.selected, prepared.shaped)
@@ -347,7 +355,7 @@ def objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool = True) 
 def _objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool) -> Loss:
     part = batch.prepared
     _check_rows(part, policy)
-    if not batch.whole and (coupled := [s for s in (a.ratio, a.surrogate) if s and s.scope > Scope.SEQUENCE]):
+    if not batch.whole and (coupled := [s for s in (a.ratio, a.surrogate) if s and s.span > Scope.SEQUENCE]):
         raise ScopeError(
             f"{snake(coupled[0])} couples rollouts: evaluate the whole minibatch, then cut its coefficients"
         )
@@ -361,6 +369,7 @@ def _objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool) -> Los
     kept = ctx.mask if weights is None else ctx.mask & (weights > 0)
     ratio = None if a.ratio is None else a.ratio(ctx.of(a.ratio))
     gain = a.surrogate(ratio, ctx.of(a.surrogate))
+    metrics.warn_if_blind(a, ctx)
     # An advantage of 0 and a masked token contribute exactly 0; this is the one place that sees to it.
     gain = masked.select(gain, ctx.mask & (batch.advantages != 0))
     scale = a.aggregate(ctx.mask, kept, batch.totals)

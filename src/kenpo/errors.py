@@ -59,6 +59,11 @@ class RefillExhaustedError(RunError):
     """Dynamic sampling found too few usable groups within its bound."""
 
 
+class NoDivergenceWarning(UserWarning):
+    """A stage that acts on the distance from another policy saw none at all: every log-ratio of a batch was exactly 0.
+    Usually the sampler's log-probs were scored again by the trainer instead of being recorded."""
+
+
 def unknown_name(kind: str, name: str, known, hint: str = "") -> UnknownNameError:
     """An :class:`UnknownNameError` that lists close matches, or all names if none is close."""
     import difflib

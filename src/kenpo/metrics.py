@@ -7,12 +7,14 @@ the loss's own aggregation. Ratios are reported raw, before any bound.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from kenpo.errors import NoDivergenceWarning
 from kenpo.ops import divergences, masked, ratios
 from kenpo.stages.base import snake
 from kenpo.stages.context import ANCHORS, Context
@@ -68,6 +70,37 @@ def _anchored(ctx: Context, average, extremes: dict[str, Tensor]) -> None:
     if ctx.has("logp_sampler"):
         gap = (ctx.read("logp_old").detach() - ctx.read("logp_sampler")).abs()
         extremes["sampler_gap"] = masked.select(gap, ctx.mask).amax() if gap.numel() else gap.sum()
+
+
+_WARNED: set[str] = set()
+
+
+def warn_if_blind(a: Algorithm, ctx: Context) -> None:
+    """Warn once per process and algorithm if a stage that acts on a distance sees none at all in this batch.
+
+    Exactly equal log-probs on every token mean, as a rule, that they were scored again by the trainer where the
+    sampler's own should stand; every mask on the distance is then silently without effect.
+    """
+    if a.name in _WARNED:
+        return
+    for stage in a.stages:
+        anchor = getattr(stage, "anchor", None)
+        if not stage.anchor_sensitive or anchor is None:
+            continue
+        correction = "logp_sampler" in stage.needs and anchor != "sampler"
+        with torch.no_grad():
+            x = ctx.log_correction(anchor) if correction else ctx.log_ratio(anchor).detach()
+            blind = bool(ctx.mask.any()) and not bool(x.any())
+        if blind:
+            _WARNED.add(a.name)
+            pair = f"π_{anchor} and the sampler" if correction else f"the policy and {anchor!r}"
+            warnings.warn(
+                f"{a.name}: {snake(stage)} acts on the distance between {pair}, but every log-ratio of the batch is "
+                "exactly 0, so it does nothing; record the sampler's own log-probs instead of scoring them again",
+                NoDivergenceWarning,
+                stacklevel=2,
+            )
+            return
 
 
 def merge(into: Sums, more: Mapping[str, tuple[Tensor, Tensor]]) -> Sums:

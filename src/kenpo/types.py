@@ -42,6 +42,7 @@ ROLLOUT_FIELDS: dict[str, FieldSpec] = {
     "values_old": FieldSpec("BT", "float"),
     "logp_guided": FieldSpec("BT", "float"),
     "logp_prox": FieldSpec("BT", "float"),
+    "logp_source": FieldSpec("B", "float"),
     "topk_ids": FieldSpec("BTK", "int", -1),
     "topk_logp_sampler": FieldSpec("BTK", "float"),
     "topk_logp_old": FieldSpec("BTK", "float"),
@@ -139,6 +140,8 @@ class Rollouts(_Rows):
     logp_ref, values_old    [B,T]            reference policy; critic before the update
     logp_guided             [B,T]            under the privileged prompt that sampled it
     logp_prox               [B,T]            an EWMA proximal policy
+    logp_source             [B]              mean log-prob per token under the other model that wrote the response, in
+                                             that model's tokens; NaN: the response is the policy's own (GRAFT)
     topk_ids                [B,T,K] int      K likeliest tokens of the sampler or of π_old; with their log-probs in
                                              topk_logp_sampler, topk_logp_old [B,T,K]
     support_ids             [B,T,K] int      ids that top-k / top-p sampling kept, -1 padded (absent: whole vocabulary)
@@ -169,6 +172,7 @@ class Rollouts(_Rows):
     values_old: Tensor | None = None
     logp_guided: Tensor | None = None
     logp_prox: Tensor | None = None
+    logp_source: Tensor | None = None
     topk_ids: Tensor | None = None
     topk_logp_sampler: Tensor | None = None
     topk_logp_old: Tensor | None = None

@@ -10,7 +10,35 @@ from kenpo.algorithm import Algorithm
 from kenpo.errors import unknown_name
 
 #: Modules in reading order; every public `Algorithm` in them is catalogued.
-READING_ORDER = ("grpo", "dapo", "dr_grpo", "gspo", "sapo", "cispo")
+READING_ORDER = (
+    "grpo",
+    "dapo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_pp",
+    "gspo",
+    "luspo",
+    "gmpo",
+    "pmpo",
+    "sapo",
+    "sspo",
+    "dhpo",
+    "cispo",
+    "gppo",
+    "ripo",
+    "minpro",
+    "off_policy_grpo",
+    "rspo",
+    "tis",
+    "mis",
+    "icepop",
+    "kpop",
+    "dppo",
+    "trm",
+    "m2po",
+    "stapo",
+    "mini_rl",
+)
 
 
 def _declared() -> Iterator[tuple[ModuleType, Algorithm]]:

@@ -150,7 +150,7 @@ def show(argv: list[str]) -> int:
         value = getattr(a, slot)
         stages = value if isinstance(value, tuple) else (value,) if value else ()
         rows += [
-            [slot if i == 0 else "", repr(s), s.scope.name.lower(), ", ".join(sorted(s.needs)) or "–"]
+            [slot if i == 0 else "", repr(s), s.span.name.lower(), ", ".join(sorted(s.needs)) or "–"]
             for i, s in enumerate(stages)
         ]
         rows += [] if stages else [[slot, "–", "", ""]]

@@ -18,13 +18,44 @@ from kenpo.stages.base import (
     Weight,
     snake,
 )
+from kenpo.stages.batch_trust import (
+    CorrectionMoment,
+    GroupMass,
+    MomentClip,
+    SecondMoment,
+    SpuriousTokens,
+    Surprisal,
+    WeightMoment,
+)
 from kenpo.stages.context import Context
-from kenpo.stages.ratios import LogClip, SequenceRatio, TokenRatio
+from kenpo.stages.corrections import BinaryKLMask, MaskedIS, TruncatedIS
+from kenpo.stages.ratios import LogClip, PowerRatio, PrefixMinRatio, SequenceRatio, TokenRatio
 from kenpo.stages.regularizers import EntropyBonus, KLToReference
+from kenpo.stages.rejection import Compatibility, Rejection, Rule
+from kenpo.stages.routing import RouterShift, RouterStability
 from kenpo.stages.selection import DropUniformGroups
 from kenpo.stages.shaping import SoftOverlong
-from kenpo.stages.surrogates import Clip, DetachedClip, Linear, ScoreFunction, SoftGate
-from kenpo.stages.trust import Untruncated
+from kenpo.stages.surrogates import (
+    ArctanGate,
+    BranchClip,
+    CentredClip,
+    ChiSquareClip,
+    Clip,
+    DetachedClip,
+    DualClip,
+    GradientPreservingClip,
+    Linear,
+    ScoreFunction,
+    ShiftedMean,
+    SoftGate,
+)
+from kenpo.stages.trust import (
+    DivergenceMask,
+    OffPolicySequences,
+    RatioGate,
+    SequenceKLMask,
+    Untruncated,
+)
 
 _BASES = {"selection": Selection, "shaping": Shaping, "weights": Weight, "regularizers": Regularizer}
 

@@ -1,6 +1,7 @@
 """How token terms become one number. Named for what they do; all are linear and use the minibatch's global totals.
 
-``over="all"`` counts every trainable token, also those whose weight is 0; ``over="kept"`` only those of weight > 0.
+``over="all"`` counts every trainable token, also those whose weight is 0; ``over="kept"`` only those of weight > 0;
+`TokenMean` also takes ``over="weight"``, the sum of the weights.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ def _inverse(n: Tensor) -> Tensor:
 class TokenMean(Aggregate):
     """1 / (tokens of the minibatch): every token weighs the same, long responses weigh more.
 
+    ``over="weight"``: 1 / (sum of the weights), which renormalises soft weights.
     Source: DAPO, arXiv:2503.14476, as every framework implements it (the printed formula is `GroupTokenMean`).
     """
 
-    over: Over = "all"
+    over: Literal["all", "kept", "weight"] = "all"
 
     def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
+        if self.over == "weight":
+            return mask * _inverse(totals.weight_sum)
         some, n = (kept, totals.kept_tokens) if self.over == "kept" else (mask, totals.tokens)
         return some * _inverse(n)
 

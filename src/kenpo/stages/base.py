@@ -36,6 +36,8 @@ class Stage:
 
     _scope: ClassVar[Scope] = Scope.TOKEN
     _needs: ClassVar[frozenset[str]] = frozenset()
+    #: True if the stage does nothing while every log-ratio to its anchor is 0; such a batch is warned about once.
+    anchor_sensitive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -58,7 +60,12 @@ class Stage:
     @property
     def scope(self) -> Scope:
         """The smallest unit this stage must see whole, nested stages included."""
-        return max([self._scope, *(s.scope for s in self.nested)])
+        return max([self._scope, *(s.span for s in self.nested)])
+
+    @property
+    def span(self) -> Scope:
+        """`scope`, also where a stage has a number of that name (STAPO's quantile): its reach is then its ``_scope``."""
+        return self.scope if isinstance(self.scope, Scope) else self._scope
 
     @property
     def needs(self) -> frozenset[str]:
@@ -169,7 +176,7 @@ class Aggregate(Stage):
     @property
     def counts_kept(self) -> bool:
         """Whether a denominator depends on which tokens the weights kept."""
-        return getattr(self, "over", "all") == "kept"
+        return getattr(self, "over", "all") != "all"
 
 
 @dataclasses.dataclass(frozen=True)

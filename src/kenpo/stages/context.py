@@ -141,10 +141,10 @@ class Context:
         base = self.read(ANCHORS[anchor])
         return self._cached(f"log_ratio.{anchor}", lambda: ratios.log_ratio(self.logp, base, self.mask))
 
-    def log_correction(self) -> Tensor:
-        """[B,T] log π_old − log μ, saturated at ±20, 0 off the mask; a constant."""
-        old, sampler = self.read("logp_old"), self.read("logp_sampler")
-        return self._cached("log_correction", lambda: ratios.log_ratio(old, sampler, self.mask).detach())
+    def log_correction(self, anchor: str = "old") -> Tensor:
+        """[B,T] log π_old − log μ (or log π_prox − log μ), saturated at ±20, 0 off the mask; a constant."""
+        proximal, sampler = self.read(ANCHORS[anchor]), self.read("logp_sampler")
+        return self._cached(f"log_correction.{anchor}", lambda: ratios.log_ratio(proximal, sampler, self.mask).detach())
 
     def per_token(self, x: Tensor) -> Tensor:
         """[B] -> [B,T]: a rollout's number on each of its trainable tokens, 0 elsewhere."""
