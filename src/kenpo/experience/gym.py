@@ -6,12 +6,14 @@ import hashlib
 import importlib.util
 from typing import Any
 
-from kenpo.errors import InputError, unknown_name
+from kenpo.errors import InputError, RunError, unknown_name
+from kenpo.experience.pool import Pool
 from kenpo.experience.rows import MISSING_PACKAGE
 from kenpo.experience.sources import EVAL_ID_OFFSET, prompt_key
 from kenpo.experience.tasks import Problem
 
 HELD_OUT_ONE_IN = 5  # share of the prompts, by content, that is held out
+_MAKE_LIMIT = 60.0  # seconds for one problem
 _ATTEMPTS = 400  # draws in a row from the wrong side before a dataset counts as having too few problems
 
 
@@ -28,16 +30,17 @@ class GymTask:
     def __init__(self, name: str, *, seed: int = 0, system: str | None = None) -> None:
         if importlib.util.find_spec("reasoning_gym") is None:
             raise InputError(f"task reasoning_gym:{name} needs the package reasoning_gym: {MISSING_PACKAGE}")
-        from reasoning_gym.factory import DATASETS
-        from reasoning_gym.utils import SYSTEM_PROMPTS
-
-        known = [key for key in DATASETS if key != "composite"]  # a mixture: it has no problems of its own
+        # made in a worker: with one fixed hash seed the same problems come out in every run, and a generator that
+        # hangs can be ended
+        self._pool = Pool({"kind": "reasoning_gym"}, workers=1, time_limit=_MAKE_LIMIT)
+        catalogue = self._ask({"catalogue": True})
+        known = [key for key in catalogue["datasets"] if key != "composite"]  # a mixture without problems of its own
         if name not in known:
             raise unknown_name("reasoning_gym dataset", name, known)
         self.dataset = name
         self.name = f"reasoning_gym:{name}"
         self.seed = seed
-        self.system: str | None = SYSTEM_PROMPTS["default"] if system is None else system
+        self.system: str | None = catalogue["system"] if system is None else system
 
     def train(self, index: int) -> Problem:
         """The `index`-th (from 0) problem of the stream."""
@@ -65,10 +68,14 @@ class GymTask:
             raise InputError(f"{self.name}: no problem is held out; the dataset has too few different ones")
         return list(found.values())
 
-    def _make(self, seed: int, number: int) -> Problem:
-        import reasoning_gym
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        answer = self._pool.run([request])[0]
+        if "detail" in answer:
+            raise RunError(f"task reasoning_gym: {request.get('dataset', 'catalogue')}: {answer['detail']}")
+        return answer
 
-        entry: dict[str, Any] = reasoning_gym.create_dataset(self.dataset, seed=seed, size=1)[0]
+    def _make(self, seed: int, number: int) -> Problem:
+        entry = self._ask({"make": True, "dataset": self.dataset, "seed": seed})
         extra = {"reasoning_gym": {"dataset": self.dataset, "seed": seed}}
         return Problem(id=number, prompt=entry["question"], answer=entry["answer"], extra=extra)
 

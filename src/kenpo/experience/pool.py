@@ -41,7 +41,8 @@ class _Worker:
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed by discard
         descriptor = self.log.fileno()  # appending, so that emptying the log also moves the worker's next write
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
-        environment = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", **os.environ}
+        # one hash seed for all: some reasoning_gym generators iterate over sets, and a resumed run must make the same
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"}
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,

@@ -12,7 +12,7 @@ from typing import Any
 
 from kenpo.errors import InputError, UnknownNameError
 from kenpo.experience.answers import gold_after_marker
-from kenpo.experience.numbers import parse_number
+from kenpo.experience.numerals import parse_number
 from kenpo.experience.rows import Row, is_missing, read_rows
 from kenpo.experience.tasks import Problem, Prompt
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 from kenpo.errors import InputError, unknown_name
 from kenpo.experience.answers import explicit_answer, gold_after_marker, stated_formula
-from kenpo.experience.numbers import close, last_number, parse_number, stated_number
+from kenpo.experience.numerals import close, last_number, parse_number, stated_number
 from kenpo.experience.pool import Pool, WorkerStartError
 from kenpo.experience.rows import MISSING_PACKAGE
 from kenpo.experience.tasks import Prompt, Task

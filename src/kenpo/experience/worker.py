@@ -132,6 +132,14 @@ def _reasoning_gym(setup: dict[str, Any]) -> Handler:
         return dataset, dataset[0]
 
     def handle(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample.get("catalogue"):
+            from reasoning_gym.factory import DATASETS
+            from reasoning_gym.utils import SYSTEM_PROMPTS
+
+            return {"datasets": sorted(DATASETS), "system": SYSTEM_PROMPTS["default"]}
+        if sample.get("make"):
+            made = reasoning_gym.create_dataset(sample["dataset"], seed=sample["seed"], size=1)[0]
+            return {"question": made["question"], "answer": made["answer"]}
         dataset, row = entry(sample["dataset"], sample["seed"])
         if row["question"] != sample["question"]:
             raise LookupError(f"reasoning_gym made another problem of {sample['dataset']} seed {sample['seed']}")
