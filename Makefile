@@ -54,8 +54,8 @@ integration: setup-dev  ## tests with a real model from the package registry
 mutants: setup-dev  ## plant each fault of tests/mutants/mutants.toml and see a test fail
 	@$(PY) tests/mutants/run.py $(ARGS)
 
-docs: setup-dev  ## links, commands and doctests of README, docs/ and the sources
-	@$(PY) -m pytest tests/test_docs.py $(ARGS)
+docs: setup-dev  ## links, commands and examples of README, docs/ and the sources
+	@$(PY) -m pytest tests/test_docs.py tests/test_doctests.py $(ARGS)
 
 clean:  ## remove .venv and the caches; runs/ stays
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build

@@ -39,6 +39,7 @@ create() { # a fresh .venv, whatever stood there
   "$python" -c 'import venv, ensurepip' 2>/dev/null ||
     fail "Python $(minor "$python") has no venv module: install it (Debian, Ubuntu: apt install python$(minor "$python")-venv), then call make again"
   echo "setup: creating $venv with Python $(minor "$python")"
+  touch "$state/unfinished"
   "$python" -m venv --clear "$venv"
 }
 
@@ -64,7 +65,6 @@ if [ -e "$state/unfinished" ]; then
   echo "setup: the last set-up did not finish; starting again"
   create
 elif ! usable; then
-  touch "$state/unfinished"
   create
 elif installed; then
   exit 0

@@ -1,11 +1,9 @@
-"""What README and docs say works: links lead somewhere, commands and options exist, examples and doctests run."""
+"""What README and docs say works: links lead somewhere, commands and options exist, and examples run."""
 
 from __future__ import annotations
 
 import contextlib
-import doctest
 import functools
-import importlib
 import io
 import re
 import shlex
@@ -17,7 +15,6 @@ from kenpo import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WITH_DOCTESTS = [p for p in sorted((ROOT / "src/kenpo").rglob("*.py")) if ">>>" in p.read_text(encoding="utf-8")]
 
 
 def name(page: Path) -> str:
@@ -125,11 +122,3 @@ def test_the_verifier_guide_runs(block, tmp_path):
     with load_verifier(f"{tmp_path}/reward.py:score", workers=1) as verifier:
         right, wrong = verifier.score([Sample(completion="it is 42", answer=42), Sample(completion="no", answer=42)])
     assert (right.reward, wrong.reward) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize("path", WITH_DOCTESTS, ids=name)
-def test_doctests(path):
-    module = importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
-    failures, count = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert count
-    assert not failures
