@@ -38,6 +38,12 @@ READING_ORDER = (
     "m2po",
     "stapo",
     "mini_rl",
+    "opsm",
+    "rejection",
+    "stare",
+    "gmc_grpo",
+    "missing_old_logits",
+    "graft",
 )
 
 

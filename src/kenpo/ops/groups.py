@@ -75,6 +75,29 @@ def leave_one_out(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
     return divide(centred(x, group, valid) * size, (size - 1).clamp(min=0))
 
 
+def group_max(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
+    """On each row [B], the largest `x` among the valid rows of its group; 0 where there are none."""
+    index, n = group_index(group)
+    top = x.new_full((n,), -torch.inf).scatter_reduce(0, index, x.masked_fill(~valid, -torch.inf), "amax")
+    return torch.where(top.isinf(), x.new_zeros(()), top)[index]
+
+
+def zero_sum(x: Tensor, cost: Tensor, group: Tensor, valid: Tensor, *, beta: float) -> Tensor:
+    """[B] ``a/s − beta·(cost − mean cost)``, a = x − mean, s = max |a| in the group; sums to 0 over the group.
+
+    Exactly 0 in a uniform or single-member group. Source: ZCPO, arXiv:2610.12161.
+
+    >>> everyone = torch.ones(4, dtype=torch.bool)
+    >>> x, cost = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0.1, 0.2, 0.3, 0.4])
+    >>> zero_sum(x, cost, torch.zeros(4, dtype=torch.long), everyone, beta=4.0)
+    tensor([ 1.6000, -0.8000, -1.2000,  0.4000])
+    """
+    a = centred(x, group, valid)
+    surplus = cost - group_mean(cost, group, valid)
+    scaled = divide(a, group_max(a.abs(), group, valid)) - beta * surplus
+    return select(scaled, group_varies(x, group, valid))
+
+
 def whiten(x: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     """``(x - mean) / sqrt(var + eps)`` over the selected entries, var with ddof 1; exactly 0 if they are all equal.
 

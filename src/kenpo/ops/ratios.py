@@ -45,8 +45,115 @@ def bound_outward(log_ratio: Tensor, advantages: Tensor, low: float, high: float
 
 
 def through_own_token(value: Tensor, log_ratio: Tensor) -> Tensor:
-    """A sequence value whose gradient runs through each token's own log-ratio: ``sg[value] · r / sg[r]`` (GSPO-token).
+    """A sequence value whose gradient runs through each token's own log-ratio: ``sg[value] · π / sg[π]`` (GSPO-token).
 
-    A token whose log-ratio is saturated gets no gradient, as in the sequence form.
+    A token whose log-ratio is saturated or held by a bound has no gradient, as in the sequence's own ratio.
     """
     return value.detach() * (log_ratio - log_ratio.detach()).exp()
+
+
+def log_prefix_min(log_ratio: Tensor, mask: Tensor, *, strict: bool) -> Tensor:
+    """[B,T] log of the smallest token ratio before each position (``strict``) or up to it; masked tokens are skipped.
+
+    0 where nothing precedes. A constant. Source: MinPRO, arXiv:2601.22718.
+
+    >>> x, mask = torch.tensor([[0.0, 0.2, -0.1, 0.4]]), torch.tensor([[False, True, True, True]])
+    >>> log_prefix_min(x, mask, strict=True)
+    tensor([[ 0.0000,  0.0000,  0.2000, -0.1000]])
+    """
+    x = torch.where(mask, log_ratio.detach(), torch.inf)
+    if x.numel():
+        x = x.cummin(-1).values
+    if strict:
+        x = torch.cat([x.new_full((x.shape[0], 1), torch.inf), x[:, :-1]], -1)[:, : x.shape[1]]
+    return torch.where(x.isinf(), x.new_zeros(()), x)
+
+
+def log_power_mean(log_ratio: Tensor, p: Tensor | float, mask: Tensor) -> Tensor:
+    """[B,1] ``log (mean_t r^p)^(1/p)`` of each row, p [B,1] or a number in [0, 1]; p = 0 is the geometric mean.
+
+    By expm1 and log1p around the row's largest entry, so that it is exact for small p and finite for saturated ratios.
+    0 for an empty row. Differentiable in the ratios, not in p.
+
+    >>> x, mask = torch.tensor([[0.0, 1.0]]).log1p(), torch.tensor([[True, True]])
+    >>> log_power_mean(x, 1.0, mask).exp()
+    tensor([[1.5000]])
+    """
+    if not isinstance(p, Tensor) and p == 0:
+        return sequence_log_mean(log_ratio, mask)
+    top = row_max(log_ratio.detach(), mask)
+    if not isinstance(p, Tensor):
+        return top + row_mean(((log_ratio - top) * p).expm1(), mask).log1p().unsqueeze(-1) / p
+    flat = p < 1e-12
+    power = torch.where(flat, torch.ones_like(p), p)
+    mean = top + row_mean(((log_ratio - top) * power).expm1(), mask).log1p().unsqueeze(-1) / power
+    return torch.where(flat, sequence_log_mean(log_ratio, mask), mean) if bool(flat.any()) else mean
+
+
+def router_log_shift(change: Tensor, layers: str) -> Tensor:
+    """[B,T,L,K] changes of the routers' log-scores at the old experts -> [B,T] log γ ≤ 0, γ = 1 iff nothing moved.
+
+    ``geometric``: −mean over layers of mean over experts of |change|; ``product``: the sum over layers instead.
+    ``fork_geometric``, ``fork_product``: each layer's factor is the mean over experts of exp(−|change|).
+    Source: RSPO, arXiv:2510.23027.
+    """
+    drift = saturate(change).abs()
+    layer = (-drift).exp().mean(-1).log() if layers.startswith("fork_") else -drift.mean(-1)
+    return layer.mean(-1) if layers.endswith("geometric") else layer.sum(-1)
+
+
+def row_max(x: Tensor, mask: Tensor) -> Tensor:
+    """[B,1] the largest selected entry of each row; 0 for an empty row."""
+    if not x.numel():
+        return x.new_zeros((x.shape[0], 1))
+    top = x.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True)
+    return torch.where(top.isinf(), x.new_zeros(()), top)
+
+
+def ess_exponent(log_ratio: Tensor, held: Tensor, mask: Tensor) -> Tensor:
+    """[B,1] PMPO's exponent p in [0, 1] of each row: ``ESS(p) = (1−f)·ESS(1) + f·n``.
+
+    ESS(p) = (Σ r^p)² / Σ r^2p is the effective number of tokens that share the power mean's gradient: n at p = 0,
+    falling in p. f is the share of `held` (clipped) tokens. Equal ratios and empty rows: 1. A constant. Solved for all
+    rows at once by safeguarded Newton steps in p², in which log ESS is close to a straight line.
+    """
+    n = mask.sum(-1, dtype=log_ratio.dtype)
+    top = row_max(log_ratio, mask)
+    x = torch.where(mask, log_ratio - top, -torch.inf)  # e^x is 0 off the mask
+    flat = (x.masked_fill(~mask, 0).amin(-1) if x.numel() else n) == 0
+    f = (held & mask).sum(-1, dtype=n.dtype) / n.clamp(min=1)
+    e = x.exp()
+    at_one = e.sum(-1).square() / _dot(e, e).clamp(min=torch.finfo(e.dtype).tiny)
+    target = ((1 - f) * at_one + f * n).clamp(min=torch.finfo(e.dtype).tiny).log()
+    fixed = flat | (f == 0) | (f == 1)
+    p = torch.where(flat | (f < 1), torch.ones_like(n), torch.zeros_like(n))
+    rows = (~fixed).nonzero().squeeze(-1)
+    if len(rows):
+        p[rows] = _solve_ess(x[rows], target[rows], f[rows])
+    return p.unsqueeze(-1)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vecdot(a, b)
+
+
+def _solve_ess(x: Tensor, target: Tensor, f: Tensor, steps: int = 60) -> Tensor:
+    """p [B] with ``log ESS(p) = target``; x [B,T] ≤ 0, −inf where there is no token."""
+    finite = x.masked_fill(x.isinf(), 0)
+    low, high, q = torch.zeros_like(f), torch.ones_like(f), 1 - f
+    tolerance = 8 * torch.finfo(x.dtype).eps
+    for _ in range(steps):
+        p = q.sqrt()
+        e = (x * p.unsqueeze(-1)).exp()
+        s1, s2 = e.sum(-1), _dot(e, e)
+        gap = 2 * s1.log() - s2.log() - target
+        low, high = torch.where(gap > 0, q, low), torch.where(gap > 0, high, q)
+        slope = (_dot(e, finite) / s1 - _dot(e * e, finite) / s2) / p  # d log ESS / d q, negative
+        step = q - gap / slope
+        new = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
+        new = torch.where(gap.abs() <= tolerance, q, new)
+        done = (new - q).abs() <= tolerance * q
+        q = new
+        if bool(done.all()):
+            break
+    return q.sqrt()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from kenpo.ops import groups
+from kenpo.ops import groups, masked, ratios, returns
 from kenpo.stages.base import Advantage, Scope
 from kenpo.stages.context import Context
 
@@ -65,12 +65,14 @@ class GlobalWhiten(Advantage):
     """Outcomes whitened over all trainable tokens of the rollout batch: ``(x − mean)/√(var + eps)``, ddof 1.
 
     ``baseline="group"`` first takes off the group's mean (0 for a rollout that is alone in its group: `kenpo train`
-    refuses one sample per prompt there). Exactly 0 if all tokens carry the same outcome.
-    Source: REINFORCE++, arXiv:2501.03262.
+    refuses one sample per prompt there). ``beta`` > 0 puts a KL into the reward: each token earns
+    −beta·(log π_old − log π_ref), saturated, the outcome stands on the last token, and x is the undiscounted sum from a
+    token to the end. Exactly 0 if all tokens carry the same x. Source: REINFORCE++, arXiv:2501.03262.
     """
 
     eps: float = 1e-8
     baseline: Literal["none", "group"] = "none"
+    beta: float = 0.0
 
     _scope = Scope.BATCH
 
@@ -78,11 +80,47 @@ class GlobalWhiten(Advantage):
     def group_relative(self) -> bool:
         return self.baseline == "group"
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | ({"logp_old", "logp_ref"} if self.beta else set())
+
     def check(self) -> None:
         self.refuse(self.eps >= 0, f"eps must not be negative, got {self.eps}")
+        self.refuse(self.beta >= 0, f"beta must not be negative, got {self.beta}")
+        self.refuse(
+            self.beta == 0 or self.baseline == "none",
+            "with a group baseline the KL belongs in the loss: leave beta at 0 and add kl_to_reference",
+        )
 
     def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
         outcome = rewards
         if self.baseline == "group":
             outcome = groups.centred(rewards, ctx.group, ctx.selected)
-        return groups.whiten(ctx.per_token(outcome), ctx.mask, eps=self.eps), state
+        x = ctx.per_token(outcome)
+        if self.beta:
+            drift = ratios.log_ratio(ctx.read("logp_old"), ctx.read("logp_ref"), ctx.mask)
+            x = returns.return_to_go(returns.at_last_token(outcome, ctx.mask) - self.beta * drift, ctx.mask)
+        return groups.whiten(x, ctx.mask, eps=self.eps), state
+
+
+@dataclass(frozen=True)
+class ZeroSumKL(Advantage):
+    """``C_i = A_i/s − beta·(D_i − mean_j D_j)``: the KL to the reference moved inside a group's zero-sum advantage.
+
+    A = R − mean, s = max |A| in the group, D_i the mean over tokens of the full-vocabulary KL(π_θ‖π_ref) (0 for an
+    empty row), all under the *current* policy and constant; so it is evaluated with the weights, once per minibatch of
+    whole groups. Exactly 0 in a uniform or single-member group. C may differ from A in sign.
+    Source: ZCPO, arXiv:2610.12161.
+    """
+
+    beta: float = 4.0
+
+    _needs = frozenset({"kl_ref"})
+
+    def check(self) -> None:
+        self.refuse(self.beta >= 0, f"beta must not be negative, got {self.beta}")
+
+    def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
+        divergence = masked.row_mean(ctx.read("kl_ref").detach(), ctx.mask).to(rewards.dtype)
+        a = groups.zero_sum(rewards, divergence, ctx.group, ctx.selected, beta=self.beta)
+        return ctx.per_token(a), state
