@@ -10,8 +10,8 @@ implementation keeps ρ. The mask is on π_old/μ: with π_θ for π_old (as ARe
 staleness too, another method.
 
 Online IcePop is a schedule, not another loss: exactly one update per rollout batch, so that r = 1, no clip acts and the
-gradient is M(ρ)·A·∇log π. Its stages are IcePop's. `kenpo train` keeps the schedule with its defaults, ``--minibatches 1
---epochs 1``; π_old is then π_θ detached and no second scoring pass runs.
+gradient is M(ρ)·A·∇log π. Its stages are IcePop's. `kenpo train` keeps the schedule with its defaults, ``--minibatches
+1 --epochs 1``; π_old is then π_θ detached and no second scoring pass runs.
 """
 
 from kenpo.algorithms.grpo import GRPO

@@ -6,8 +6,8 @@ in "this token" are, in both directions; the accepted band of ρ is wide for rar
     M = 1[B(p‖q) ≤ φ and B(q‖p) ≤ φ],   B(p‖q) = p log(p/q) + (1−p) log((1−p)/(1−q)),   p = π_old, q = μ
 
 From IcePop: another mask in place of M. As printed, kept tokens have weight 1; whether they also keep ρ is not said
-(``keep_rho``). No φ is published: .05 is ours; AReaL's 2.0 masks almost nothing. For tiny q the lower side is open: KPop
-does not reject ρ → 0 on rare tokens, IcePop does. Blind to the sign of A, unlike DPPO's binary KL.
+(``keep_rho``). No φ is published: .05 is ours; AReaL's 2.0 masks almost nothing. For tiny q the lower side is open:
+KPop does not reject ρ → 0 on rare tokens, IcePop does. Blind to the sign of A, unlike DPPO's binary KL.
 """
 
 from kenpo.algorithms.icepop import ICEPOP

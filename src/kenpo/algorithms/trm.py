@@ -1,7 +1,7 @@
 """TRM — Trust Region Masking (arXiv:2512.23075).
 
-For long responses token-wise clipping gives no monotone improvement: one token far outside spoils the bound for all. TRM
-accepts or rejects whole responses by their worst token.
+For long responses token-wise clipping gives no monotone improvement: one token far outside spoils the bound for all.
+TRM accepts or rejects whole responses by their worst token.
 
     J = (1/N) Σ_i M_i A_i Σ_t r_t,   r = π_θ/μ,   M_i = 1[ max_t D(μ‖π_θ) ≤ δ ]  (and mean_t D ≤ δ_avg)
 

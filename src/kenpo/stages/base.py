@@ -64,7 +64,7 @@ class Stage:
 
     @property
     def span(self) -> Scope:
-        """`scope`, also where a stage has a number of that name (STAPO's quantile): its reach is then its ``_scope``."""
+        """`scope`; for a stage with a number of that name (STAPO), its ``_scope``."""
         return self.scope if isinstance(self.scope, Scope) else self._scope
 
     @property

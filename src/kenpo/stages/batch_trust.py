@@ -56,7 +56,8 @@ class SecondMoment(_Whole, Weight):
 
 @dataclass(frozen=True)
 class WeightMoment(_Whole, Weight):
-    """Tokens are masked, largest r² first, until the mean of r² over all remaining tokens is ≤ `budget`; r = π_θ/anchor.
+    """Tokens are masked, largest r² first, until the mean of r² over all remaining tokens is ≤ `budget`; r =
+    π_θ/anchor.
 
     On policy the mean is 1, so a useful budget lies above 1. Blind to outward moves with A < 0, where r² shrinks.
     Our reading of the brief statement of M2PO, which bounds E[w²] and not the paper's E[(log w)²].
@@ -171,9 +172,10 @@ class Surprisal(_Whole, Weight):
     """While the batch's mean entropy is below target: `boost` on the most surprising tokens with A > 0, and `damp`
     (if given) on the most surprising with A < 0; 1 elsewhere and otherwise.
 
-    The most surprising are the top ⌈fraction · n⌉ (at least one; ties belong to them) by −log π_θ, detached, among the n
-    tokens of that sign in the minibatch. The paper's adaptive rule for (boost, damp) is `kenpo.ops.trust.adapted_boost`,
-    for a loop to call between batches. Source: STARE, arXiv:2606.19236; its code selects inside each microbatch.
+    The most surprising are the top ⌈fraction · n⌉ (at least one; ties belong to them) by −log π_θ, detached, among the
+    n tokens of that sign in the minibatch. The paper's adaptive rule for (boost, damp) is
+    `kenpo.ops.trust.adapted_boost`, for a loop to call between batches. Source: STARE, arXiv:2606.19236; its code
+    selects inside each microbatch.
     """
 
     fraction: float = 0.1
@@ -203,8 +205,8 @@ class GroupMass(Weight):
     """``r_i · min(1, cap / Σ_group r)``: trajectory ratios r_i = Π_t π_θ/anchor, scaled down together where the group's
     sum exceeds `cap`, so that relative weights stay. Detached; on every token of the response.
 
-    `cap` must be given (the source has no default). log r_i saturates at ±20. The weight is the importance ratio itself:
-    use it with `ScoreFunction`. Source: GMC-GRPO, arXiv:2610.01896.
+    `cap` must be given (the source has no default). log r_i saturates at ±20. The weight is the importance ratio
+    itself: use it with `ScoreFunction`. Source: GMC-GRPO, arXiv:2610.01896.
     """
 
     cap: float

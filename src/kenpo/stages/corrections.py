@@ -1,8 +1,8 @@
 """Corrections of the sampler mismatch: weights made from ρ = π_old/μ, what the trainer says over what the engine said.
 
-They compose with any algorithm whose ratio is anchored at π_old. With a ratio anchored at the sampler the mismatch would
-be counted twice, so that pair is refused. ``anchor`` is the numerator: "prox" puts an averaged policy in π_old's place,
-and the ratio must then be anchored there too.
+They compose with any algorithm whose ratio is anchored at π_old. With a ratio anchored at the sampler the mismatch
+would be counted twice, so that pair is refused. ``anchor`` is the numerator: "prox" puts an averaged policy in π_old's
+place, and the ratio must then be anchored there too.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def _rho(ctx: Context, anchor: str, level: str) -> Tensor:
 class TruncatedIS(Weight):
     """``min(ρ, cap)``, ρ = π_old/μ: truncated importance sampling, one-sided (a small ρ is kept as it is).
 
-    ``cap`` is absolute (None: open). ``level``: "token", or "sequence" for the product of ρ over the response on each of
-    its tokens. ``normalise``: divide by the minibatch's mean weight (over tokens, or over responses), so that the mean
-    is 1; this couples the minibatch. Source: TIS, fengyao.notion.site/off-policy-rl; normalisation as in verl and slime.
+    ``cap`` is absolute (None: open). ``level``: "token", or "sequence" for the product of ρ over the response on each
+    of its tokens. ``normalise``: divide by the minibatch's mean weight (over tokens, or over responses), so that the
+    mean is 1; this couples the minibatch. Source: TIS, fengyao.notion.site/off-policy-rl; normalisation as in verl and
+    slime.
     """
 
     cap: float | None = 2.0
@@ -105,8 +106,8 @@ class BinaryKLMask(Weight):
     """1 where the event "this token" is alike under π_old and μ: B(p‖q) ≤ threshold and B(q‖p) ≤ threshold, else 0.
 
     ``B(p‖q) = p log(p/q) + (1−p) log((1−p)/(1−q))``, p = π_old, q = μ. ``keep_rho``: the kept tokens carry ρ instead of
-    1. The accepted band of ρ narrows as the token gets likelier. Source: KPop, arXiv:2606.15079; the report prints a 0/1
-    indicator and gives no threshold, 0.05 is ours (AReaL's 2.0 masks almost nothing).
+    1. The accepted band of ρ narrows as the token gets likelier. Source: KPop, arXiv:2606.15079; the report prints a
+    0/1 indicator and gives no threshold, 0.05 is ours (AReaL's 2.0 masks almost nothing).
     """
 
     threshold: float = 0.05

@@ -34,9 +34,9 @@ class DivergenceMask(Weight):
     """0 where the update would move a token further out and its divergence from the anchor already exceeds `threshold`.
 
     Outward: A > 0 and r > 1, or A < 0 and r < 1. The divergence D(anchor‖π_θ) is of two events ("this token", the rest)
-    or, with ``buckets="top_k"``, of the sampler's K likeliest tokens with the sampled one, and the rest (rollouts.tokens,
-    topk_ids, topk_logp_sampler and policy.topk_logp). ``kind``: "tv" total variation, "kl". D equal to the threshold is
-    kept; tokens that come back are never masked. Source: DPPO, arXiv:2602.04879, eq. 12-16.
+    or, with ``buckets="top_k"``, of the sampler's K likeliest tokens with the sampled one, and the rest
+    (rollouts.tokens, topk_ids, topk_logp_sampler and policy.topk_logp). ``kind``: "tv" total variation, "kl". D equal
+    to the threshold is kept; tokens that come back are never masked. Source: DPPO, arXiv:2602.04879, eq. 12-16.
     """
 
     kind: Literal["tv", "kl"] = "tv"
