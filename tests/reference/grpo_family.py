@@ -146,8 +146,9 @@ def effective_size(dc: list[float], p: float) -> float:
 
 
 def ess_exponent(dc: list[float], f: float) -> float:
-    """p in [0, 1] with ESS(p) = (1-f) ESS(1) + f n. All ratios equal: p = 1 (the mean doesn't depend on it)."""
-    if constant(dc):
+    """p in [0, 1] with ESS(p) = (1-f) ESS(1) + f n. All ratios equal: p = 1 (the mean doesn't depend on it).
+    Nothing clipped: p = 1, exactly (far ratios make ESS too flat there for a search)."""
+    if constant(dc) or f == 0:
         return 1.0
     target = (1 - f) * effective_size(dc, 1.0) + f * len(dc)
     low, high = 0.0, 1.0
