@@ -241,44 +241,24 @@ def _progress(config: SFTConfig) -> Iterator[Callable[[float], None]]:
         yield lambda loss: bar.update(row, advance=1, loss=loss)
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Model, generation settings and tokenizer as transformers reads them, with `lm_head.weight` always in the file.
-
-    Servers that reload weights by name keep a stale head when a tied one is left out.
-    """
-    from safetensors.torch import load_file, save_file
-
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    file = folder / "model.safetensors"
-    head = model.get_output_embeddings()
-    if file.is_file() and head is not None:
-        weights = load_file(file)
-        if "lm_head.weight" not in weights and "lm_head.weight" in model.state_dict():
-            save_file(
-                {**weights, "lm_head.weight": head.weight.detach().cpu().clone()}, file, metadata={"format": "pt"}
-            )
-
-
 def _write(
     out: Path, model: Any, tokenizer: Any, config: SFTConfig, losses: list[dict[str, Any]], summary: dict[str, Any]
 ) -> None:
     """Write everything to a temporary folder beside `out`, flush it to the disk, then rename it: all or nothing."""
+    from kenpo.trainer.disk import disk_errors, sync_folder, sync_tree
+    from kenpo.trainer.state import save_model
+
     temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
-    try:
-        temporary.mkdir(parents=True)
-        save_model(model, tokenizer, temporary)
-        (temporary / "sft").mkdir()
-        recorded = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("out", "quiet")}
-        (temporary / "sft" / "config.json").write_text(json.dumps(recorded, indent=2) + "\n")
-        (temporary / "sft" / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        (temporary / "sft" / "losses.jsonl").write_text("".join(json.dumps(line) + "\n" for line in losses))
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                with file.open("rb+") as handle:
-                    os.fsync(handle.fileno())
-        os.rename(temporary, out)
-    except OSError as error:
-        raise RunError(f"--out: {out} can't be written ({error.strerror or error}); nothing was left there") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with disk_errors(f"--out: {out}"):
+        try:
+            (temporary / "sft").mkdir(parents=True)
+            save_model(temporary, model, tokenizer)
+            recorded = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("out", "quiet")}
+            (temporary / "sft" / "config.json").write_text(json.dumps(recorded, indent=2) + "\n")
+            (temporary / "sft" / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+            (temporary / "sft" / "losses.jsonl").write_text("".join(json.dumps(line) + "\n" for line in losses))
+            sync_tree(temporary)
+            os.rename(temporary, out)
+            sync_folder(out.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
