@@ -16,6 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from kenpo.experience.numerals import is_prose, parse_number
+
 _TAG = re.compile(r"<answer>", re.IGNORECASE)
 _BOX = re.compile(r"\\f?boxed?\s*\{|\\fbox\s*\{")
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
@@ -133,13 +135,6 @@ def stated_formula(text: str) -> str | None:
     if formulas:
         return next(group for group in formulas[-1].groups() if group is not None).strip()
     whole = _unwrap(text) if len(text) <= _SHORT else ""
-    return whole if whole and "\n" not in whole and not is_prose(whole) else None
-
-
-_FUNCTIONS = frozenset(("sqrt", "infinity", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh"))
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-
-
-def is_prose(text: str) -> bool:
-    """Whether a text holds a word that is neither a function nor a product of a few letters (`xy`)."""
-    return any(len(word) > 3 and word.lower() not in _FUNCTIONS for word in _WORD.findall(text))
+    # "600 seconds" is a number with its unit; one word may be the answer ("even")
+    formula = not is_prose(whole) or parse_number(whole) is not None or whole.isalpha()
+    return whole if whole and "\n" not in whole and formula else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 from typing import Any
@@ -30,10 +31,7 @@ class GymTask:
     def __init__(self, name: str, *, seed: int = 0, system: str | None = None) -> None:
         if importlib.util.find_spec("reasoning_gym") is None:
             raise InputError(f"task reasoning_gym:{name} needs the package reasoning_gym: {MISSING_PACKAGE}")
-        # made in a worker: with one fixed hash seed the same problems come out in every run, and a generator that
-        # hangs can be ended
-        self._pool = Pool({"kind": "reasoning_gym"}, workers=1, time_limit=_MAKE_LIMIT)
-        catalogue = self._ask({"catalogue": True})
+        catalogue = _ask(name, {"catalogue": True})
         known = [key for key in catalogue["datasets"] if key != "composite"]  # a mixture without problems of its own
         if name not in known:
             raise unknown_name("reasoning_gym dataset", name, known)
@@ -68,16 +66,24 @@ class GymTask:
             raise InputError(f"{self.name}: no problem is held out; the dataset has too few different ones")
         return list(found.values())
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        answer = self._pool.run([request])[0]
-        if "detail" in answer:
-            raise RunError(f"task reasoning_gym: {request.get('dataset', 'catalogue')}: {answer['detail']}")
-        return answer
-
     def _make(self, seed: int, number: int) -> Problem:
-        entry = self._ask({"make": True, "dataset": self.dataset, "seed": seed})
+        entry = _ask(self.dataset, {"make": True, "dataset": self.dataset, "seed": seed})
         extra = {"reasoning_gym": {"dataset": self.dataset, "seed": seed}}
         return Problem(id=number, prompt=entry["question"], answer=entry["answer"], extra=extra)
+
+
+@functools.cache
+def _maker() -> Pool:
+    """One worker for all tasks. With its fixed hash seed a generator that iterates over sets makes the same problems
+    in every run, and one that hangs can be ended."""
+    return Pool({"kind": "reasoning_gym"}, workers=1, time_limit=_MAKE_LIMIT)
+
+
+def _ask(name: str, request: dict[str, Any]) -> dict[str, Any]:
+    answer = _maker().run([request])[0]
+    if "detail" in answer:
+        raise RunError(f"task reasoning_gym:{name}: the package failed to make a problem: {answer['detail']}")
+    return answer
 
 
 def _is_held_out(problem: Problem) -> bool:

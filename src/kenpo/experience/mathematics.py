@@ -246,10 +246,6 @@ _PLAIN = (
     (re.compile(r"\^\s*(-?\d{2,}|-\d)"), r"^{\1}"),
     (re.compile(r"\\[dtc]frac"), r"\\frac"),
 )
-_STOP_WORDS = frozenset(
-    ("the", "for", "all", "see", "not", "any", "yes", "no", "is", "are", "if", "of", "to", "be", "it", "an", "we", "so")
-)
-_LETTERS = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{2,}")
 
 
 def _side(text: str) -> Side | None:
@@ -272,7 +268,7 @@ def _side(text: str) -> Side | None:
         latex = _call(latex, word, opening, closing)
     for pattern, replacement in _PLAIN:
         latex = pattern.sub(replacement, latex)
-    return None if not latex or _is_prose(latex) else Side(_solutions(latex.strip()), unit)
+    return None if not latex or _numbers().is_prose(latex) else Side(_solutions(latex.strip()), unit)
 
 
 def _solutions(latex: str) -> str:
@@ -281,11 +277,6 @@ def _solutions(latex: str) -> str:
     if len(parts) > 1 and all(parts) and len({part[1] for part in parts if part}) == 1:
         return rf"\{{{', '.join(part[2].strip() for part in parts if part)}\}}"
     return latex
-
-
-def _is_prose(latex: str) -> bool:
-    bare = _TEXT.sub("", re.sub(r"\\(?:begin|end)\s*\{[a-z*]+\}", "", latex))
-    return any(len(word) > 3 or word.lower() in _STOP_WORDS for word in _LETTERS.findall(bare))
 
 
 def _call(text: str, word: str, opening: str, closing: str) -> str:

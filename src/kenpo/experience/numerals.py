@@ -197,3 +197,23 @@ def _variable_after(after: str) -> bool:
         return len(word) < 4
     spaced = re.match(r" ([A-Za-z])(?![\w.'])", after)
     return spaced is not None and spaced[1] not in _LETTER_UNITS | {"a", "I"}
+
+
+# ------------------------------------------------------------------------------------------------------------ prose
+
+_MARKUP = re.compile(r"\\(?:begin|end)\s*\{[a-z*]+\}|\\(?:text|mathrm|mbox|textrm|textbf|mathbf)\s*\{[^{}]*\}")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_FUNCTIONS = frozenset(("sqrt", "infinity", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh"))
+_STOP_WORDS = frozenset((
+    "all", "an", "any", "are", "be", "but", "can", "for", "get", "has", "he", "if", "in", "is", "it", "no", "not",
+    "of", "see", "she", "so", "the", "to", "was", "we", "yes", "you",
+))  # fmt: skip
+
+
+def is_prose(text: str) -> bool:
+    r"""Whether a text holds a word of prose: over three letters and no function, or a common short word.
+
+    `xy + abc`, `\sin x` and `5\text{ apples}` hold none.
+    """
+    words = [word.lower() for word in _WORD.findall(_MARKUP.sub(" ", text))]
+    return any(word in _STOP_WORDS or (len(word) > 3 and word not in _FUNCTIONS) for word in words)

@@ -239,8 +239,8 @@ def _read(answer: Mapping[str, Any], where: str, sent: Mapping[str, Any]) -> Ver
 class MathVerify(_Remote):
     """Mathematical equality by math_verify: LaTeX, sets, intervals, units; see `mathematics.py` for what is mended.
 
-    The answer is the last explicit form, else the last formula in math delimiters, else a text of one short line, else
-    the last number. A gold that can't be read abstains for every completion.
+    The answer is the last explicit form, else the last formula in math delimiters, else a text of one short line that
+    is no prose, else (where the gold is a number) the last number. A gold that can't be read abstains for every completion.
     """
 
     name = "math_verify"
@@ -253,7 +253,7 @@ class MathVerify(_Remote):
         if sample.answer is None or not gold.strip():
             return _abstain("the known answer is empty")
         found = stated_formula(sample.completion)
-        if found is None:
+        if found is None and parse_number(gold) is not None:  # a formula is not compared with a stray number
             number = last_number(sample.completion)
             found = number.text if number else None
         if found is None or len(found) > _LONGEST_FORMULA:
