@@ -6,7 +6,10 @@ the catalogue's. `numbers(settings)` turns a case file's dotted settings into th
 
 from __future__ import annotations
 
+from functools import partial
+
 from . import group_coupled, grpo_family, mismatch, mixed_policy, rejection, trust_region, values
+from .variants import VARIANTS
 
 REFERENCES = {
     "grpo": grpo_family.grpo,
@@ -26,15 +29,11 @@ REFERENCES = {
     "dppo_topk": trust_region.dppo_topk,
     "trm": trust_region.trm,
     "minpro": trust_region.minpro,
-    "minpro-brief": trust_region.minpro_brief,
     "m2po": trust_region.m2po,
-    "m2po-code": trust_region.m2po_code,
     "off_policy_grpo": trust_region.off_policy_grpo,
     "stapo": trust_region.stapo,
     "mini_rl": trust_region.mini_rl,
     "rspo": trust_region.rspo,
-    "rspo_pre_clip": trust_region.rspo_pre_clip,
-    "rspo_post_clip": trust_region.rspo_post_clip,
     "tis": mismatch.tis,
     "mis": mismatch.mis,
     "icepop": mismatch.icepop,
@@ -45,13 +44,16 @@ REFERENCES = {
     "rloo": mismatch.rloo,
     "reinforce_pp": mismatch.reinforce_pp,
     "reinforce_pp_baseline": mismatch.reinforce_pp_baseline,
-}
+    "stare": group_coupled.stare,
+    "gmc_grpo": group_coupled.gmc_grpo,
+    "missing_old_logits": mixed_policy.missing_old_logits,
+    "opsm": rejection.opsm,
+    "stare-c2": partial(group_coupled.stare, variant="C2"),
+} | VARIANTS
 
 # Further methods. Some need arguments beside the case (a length, random numbers, a source's log-probs).
 WIDER = {
-    "stare": group_coupled.stare,
     "zcpo": group_coupled.zcpo,
-    "gmc_grpo": group_coupled.gmc_grpo,
     "reco": group_coupled.reco,
     "sis": group_coupled.sis,
     "conspo": group_coupled.conspo,
@@ -60,13 +62,10 @@ WIDER = {
     "luffy": mixed_policy.luffy,
     "grin": mixed_policy.grin,
     "oc_grpo": mixed_policy.oc_grpo,
-    "graft": mixed_policy.graft,
-    "missing_old_logits": mixed_policy.missing_old_logits,
+    "graft_with_sources": mixed_policy.graft,
     "erpo": mixed_policy.erpo,
     "reinforce_pp_kl": mixed_policy.reinforce_pp_kl,
     "remax": mixed_policy.remax,
-    "opsm": rejection.opsm,
-    "rejection": rejection.rejection,
     "ppo": values.ppo,  # a fifth item: slopes of values and entropy
     "vapo": values.vapo,
 }

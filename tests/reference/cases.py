@@ -90,6 +90,8 @@ def make_case(
     rollouts["logp_prox"] = near(old, 0.1)
     rollouts["logp_guided"] = near(old, 0.6)
     rollouts["baseline"] = [rng.choice([0.0, 0.5, 1.0]) for _ in range(B)]
+    policy["kl_sampler"] = field(lambda b, t: rng.expovariate(60.0))
+    rollouts["logp_source"] = [_source(rng, old[b], mask[b], finite_junk) for b in range(B)]
     if topk:
         _add_topk(rng, rollouts, policy, mask, topk)
     if router:
@@ -116,6 +118,14 @@ def on_policy(case: dict) -> dict:
     """The same case with logp = logp_old = logp_sampler."""
     logp = case["policy"]["logp"]
     return {"rollouts": case["rollouts"] | {"logp_old": logp, "logp_sampler": logp}, "policy": case["policy"]}
+
+
+def _source(rng, old, mask, finite):
+    """The writer's mean log-prob of a response: near this model's own; NaN where this model wrote it."""
+    trained = [x for x, m in zip(old, mask, strict=True) if m]
+    if not trained or (not finite and rng.random() < 0.4):
+        return -1.0 if finite else math.nan
+    return math.fsum(trained) / len(trained) + rng.gauss(0.0, 0.25)
 
 
 def _groups(rng, count, uneven, uniform_group, single_group):

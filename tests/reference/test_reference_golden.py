@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reference import batch as B
-from reference import group_coupled, grpo_family, mismatch, mixed_policy, rejection, trust_region
+from reference import group_coupled, grpo_family, mismatch, mixed_policy, rejection, trust_region, variants
 from reference.batch import Batch
 from reference.scalar import Value, clamp, gradients, stop
 
@@ -254,6 +254,13 @@ def test_m2po_released(i, e):
     same([low, high], [e["low"], e["high"]])
     if "mean_after" in e:
         same(after, e["mean_after"])
+
+
+@pytest.mark.parametrize(("i", "e"), cases("m2po_areal"))
+def test_m2po_areal(i, e):
+    squares = [[x * x for x in i["log_ratio"]]]
+    keep = variants.moment_mask(squares, lambda left: B.mean(left) >= i["tau"] and left[0] < left[-1])
+    assert keep == [[float(k) for k in e["keep"]]]
 
 
 @pytest.mark.parametrize(("i", "e"), cases("dppo_topk"))

@@ -11,18 +11,19 @@ import pytest
 from reference import REFERENCES, WIDER
 from reference.cases import cases, make_case, on_policy
 
-OPTIONS = {"dppo_topk": {"topk": 3}, "rspo": {"router": (2, 2)}, "rspo_pre_clip": {"router": (2, 2)},
-           "rspo_post_clip": {"router": (2, 2)}}  # fmt: skip
+OPTIONS = {"dppo_topk": {"topk": 3}, "rspo": {"router": (2, 2)}, "rspo-pre-clip": {"router": (2, 2)},
+           "rspo-post-clip": {"router": (2, 2)}}  # fmt: skip
 NUMBERS = {"dr_grpo": {"length": 7}, "dapo": {"limit": 6, "buffer": 3}}
 OPTIONS |= {"sis": {"topk": 3}, "luffy": {"experts": True}, "grin": {"experts": True}, "erpo": {"query": True},
             "ppo": {"critic": True}, "vapo": {"critic": True}}  # fmt: skip
-NUMBERS |= {"range_grpo": {"length": 7}, "erpo": {"average_surprisal": 3.0},
-            "rejection": {"rules": [{"statistic": "seq_mean_k3", "upper": 0.02}]}}  # fmt: skip
-ALL = REFERENCES | {n: f for n, f in WIDER.items() if n not in ("graft", "sis")}  # those take lists beside the case
+NUMBERS |= {"range_grpo": {"length": 7}, "erpo": {"average_surprisal": 3.0}}  # fmt: skip
+ALL = REFERENCES | {
+    n: f for n, f in WIDER.items() if n not in ("graft_with_sources", "sis")
+}  # those take lists beside the case
 NAMES = sorted(ALL)
 # A weight that reads pi_theta is a constant under the gradient, so differences of the value don't give the slope.
 DETACHED = {"cispo", "m2po-code", "minpro", "minpro-brief", "mini_rl", "gspo_token", "dhpo", "gppo", "pmpo"}
-DETACHED |= {"gmc_grpo", "reco"}
+DETACHED |= {"gmc_grpo", "reco", "dhpo-entropy", "gppo-dual", "mini_rl-old"}
 
 
 def reference(name, case, **more):
