@@ -1,4 +1,4 @@
-"""Rollouts as files: one safetensors file per batch, every present field under its own name. Also joining of batches."""
+"""Rollouts as files: one safetensors file per batch, every field under its own name. Also the joining of batches."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def load_rollouts(path: str | os.PathLike[str]) -> Rollouts:
 def concatenate(batches: Sequence[Rollouts]) -> Rollouts:
     """The rows of all batches in order, widened to the longest and padded on the right with each field's padding value.
 
-    Group numbers are taken as they are; a reward part that a batch lacks is NaN there. InputError for batches whose fields differ, or for none at all.
+    Group numbers are taken as they are; a reward part that a batch lacks is NaN there. InputError for batches whose
+    fields differ, or for none at all.
     """
     if not batches:
         raise InputError("no batches to join")

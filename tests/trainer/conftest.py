@@ -33,7 +33,8 @@ def verifier(tmp_path):
     """A user's reward that differs from sample to sample: the share of digits in the completion."""
     path = tmp_path / "reward.py"
     path.write_text(
-        "def digits(completion, answer, **kw):\n    return sum(c.isdigit() for c in completion) / max(1, len(completion))\n"
+        "def digits(completion, answer, **kw):\n"
+        "    return sum(c.isdigit() for c in completion) / max(1, len(completion))\n"
     )
     return f"{path}:digits"
 
@@ -41,10 +42,12 @@ def verifier(tmp_path):
 @pytest.fixture
 def options(models, verifier):
     """Fields of a TrainConfig for a run of about a second that really moves the weights."""
-    return dict(
-        model=str(models / "qwen3"), verifier=verifier, steps=6, prompts=3, group_size=4, max_tokens=8, lr=1e-3,
-        eval_problems=5, eval_every=2, checkpoint_every=2, threads=1, settings={"regularizers": []}, quiet=True,
-    )  # fmt: skip
+    return {
+        "model": str(models / "qwen3"), "verifier": verifier, "steps": 6, "prompts": 3, "group_size": 4,
+        "max_tokens": 8,
+        "lr": 1e-3, "eval_problems": 5, "eval_every": 2, "checkpoint_every": 2, "threads": 1,
+        "settings": {"regularizers": []}, "quiet": True,
+    }  # fmt: skip
 
 
 @pytest.fixture

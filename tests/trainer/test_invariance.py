@@ -22,7 +22,10 @@ from kenpo.trainer.step import Updater, microbatches
 from kenpo.types import Rollouts
 
 ALGORITHMS = ["grpo", "dapo", "dr_grpo", "gspo", "sapo", "cispo"]
-SETTINGS = {"dr_grpo": {"aggregate.length": 12}, "dapo": {"shaping.soft_overlong.limit": 12, "shaping.soft_overlong.buffer": 4}}
+SETTINGS = {
+    "dr_grpo": {"aggregate.length": 12},
+    "dapo": {"shaping.soft_overlong.limit": 12, "shaping.soft_overlong.buffer": 4},
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,11 @@ class Likely(Weight):
 
 def algorithm_of(name):
     if name == "kept":
-        return kenpo.get("dapo").but(name="kept", weights=(Likely(),), selection=()).with_settings({"aggregate.over": "kept"})
+        return (
+            kenpo.get("dapo")
+            .but(name="kept", weights=(Likely(),), selection=())
+            .with_settings({"aggregate.over": "kept"})
+        )
     return kenpo.get(name).with_settings(SETTINGS.get(name, {}))
 
 
@@ -63,15 +70,15 @@ def left_padded(batch):
     """The same rows with their padding on the left."""
     shift = (batch.tokens < 0).sum(1)
     index = (torch.arange(batch.tokens.shape[1]) - shift[:, None]) % batch.tokens.shape[1]
-    return batch.replace(
-        **{n: v.gather(1, index) for n, v in batch.tensors().items() if v.dim() == 2}
-    )
+    return batch.replace(**{n: v.gather(1, index) for n, v in batch.tensors().items() if v.dim() == 2})
 
 
 def one_step(folder, name, batch, budget=10**6, ranks=None, dtype="float64"):
     """(gradient, parameters after AdamW) of one whole-batch update, as flat vectors."""
     model, _ = load_model(str(folder), dtype=dtype)
-    config = resolve(TrainConfig(model=str(folder), lr=1e-2, microbatch_tokens=budget, temperature=0.9, threads=1, grad_clip=0))
+    config = resolve(
+        TrainConfig(model=str(folder), lr=1e-2, microbatch_tokens=budget, temperature=0.9, threads=1, grad_clip=0)
+    )
     algorithm = algorithm_of(name)
     passes = replace(plan_passes(algorithm, config, 17), reference=False)  # the batch brings its reference log-probs
     updater = Updater(model, algorithm, config, passes, ranks or Ranks())
@@ -140,7 +147,12 @@ def test_microbatches_hold_every_row_once_within_the_budget():
 def test_two_ranks_take_the_step_of_one(models, gpt2_batch, tmp_path):
     """torchrun with two processes, gradients and parameters saved by the first."""
     save_rollouts(tmp_path / "batch.safetensors", gpt2_batch)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "KENPO_OUT": str(tmp_path), "KENPO_MODEL": str(models / "gpt2")}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "KENPO_OUT": str(tmp_path),
+        "KENPO_MODEL": str(models / "gpt2"),
+    }
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
     done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -155,7 +155,8 @@ def evaluate(argv: list[str]) -> int:
         print(json.dumps(result))
         return 0
     print(
-        f"{name} on {options.task}: {result['problems']} held-out problems, {result['no_verdict']} samples without verdict"
+        f"{name} on {options.task}: {result['problems']} held-out problems, "
+        f"{result['no_verdict']} samples without verdict"
     )
     print(f"greedy accuracy {result['accuracy']:.4f}   reward {result['reward']:.4f}   length {result['length']:.1f}")
     for k, value in result["pass_at"].items():
@@ -203,7 +204,8 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
         total = outcome.judged + outcome.no_verdict
         result: dict[str, Any] = {
             "model": name, "task": o.task, "problems": outcome.problems, "accuracy": outcome.accuracy,
-            "reward": outcome.reward / outcome.judged, "length": outcome.tokens / total, "truncated": outcome.truncated / total,
+            "reward": outcome.reward / outcome.judged, "length": outcome.tokens / total,
+            "truncated": outcome.truncated / total,
             "correct": outcome.correct, "judged": outcome.judged, "no_verdict": outcome.no_verdict, "pass_at": {},
         }  # fmt: skip
         ks = o.k or ((1,) if o.samples > 1 else ())

@@ -257,7 +257,7 @@ def _ask(wanted: int, have: int, drawn: int) -> int:
 
 def _exhausted(have: int, wanted: int, rounds: int, drawn: int, refills: int) -> RefillExhaustedError:
     return RefillExhaustedError(
-        f"dynamic sampling kept {have} of {wanted} needed groups after {rounds} rounds of generation ({drawn} prompts drawn, "
-        f"--max-refills {refills}): the other groups' outcomes don't differ; allow more rounds with --max-refills, "
-        "or choose problems that the model neither always nor never solves"
+        f"dynamic sampling kept {have} of {wanted} needed groups after {rounds} rounds of generation "
+        f"({drawn} prompts drawn, --max-refills {refills}): the other groups' outcomes don't differ; "
+        "allow more rounds with --max-refills, or choose problems that the model neither always nor never solves"
     )

@@ -1,7 +1,7 @@
 """The configuration of a run: one frozen dataclass, read by the command line, written to ``config.json``.
 
 Fields whose default is None have no fixed default: `resolve` fills them, from the recipe of the bundled model when both
-the model and the task are the bundled ones, else from `USUAL`. The resolved configuration is what a run prints and records.
+the model and the task are the bundled ones, else from `USUAL`. The resolved configuration is what a run records.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills"})
 
 
 def parse_settings(items: Sequence[str]) -> dict[str, Any]:
-    """``["surrogate.high=0.3"]`` as ``{"surrogate.high": 0.3}``; what is not JSON is taken as text. InputError without '='."""
+    """``["surrogate.high=0.3"]`` as ``{"surrogate.high": 0.3}``; what is not JSON is text. InputError without '='."""
     settings: dict[str, Any] = {}
     for item in items:
         key, equals, value = item.partition("=")
@@ -183,8 +183,10 @@ class TrainConfig:
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig))
-_AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epochs": 1, "microbatch_tokens": 1, "max_refills": 0,
-             "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0, "threads": 1, "eval_every": 0,
+_AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epochs": 1, "microbatch_tokens": 1,
+             "max_refills": 0,
+             "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0, "threads": 1,
+             "eval_every": 0,
              "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0, "log_samples": 0}  # fmt: skip
 
 
@@ -215,7 +217,7 @@ def _flag(name: str) -> str:
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
-    """The configuration with every None filled in: from the recipe for the bundled model on its task, else the usual values."""
+    """The configuration with every None filled in: from the recipe for the bundled model on its task, else `USUAL`."""
     recipe = config.model == BUNDLED_MODEL and config.task == BUNDLED_TASK
     defaults = {**USUAL, **(RECIPE if recipe else {})}
     filled = {n: v for n, v in defaults.items() if getattr(config, n) is None}
@@ -226,7 +228,9 @@ def resolve(config: TrainConfig) -> TrainConfig:
         filled["threads"] = _threads()
     resolved = config.but(**filled)
     if resolved.record_batches is None:
-        assert resolved.prompts and resolved.group_size and resolved.max_tokens
+        assert resolved.prompts
+        assert resolved.group_size
+        assert resolved.max_tokens
         tokens = resolved.prompts * resolved.group_size * resolved.max_tokens
         resolved = resolved.but(record_batches=tokens <= 65536)
     if resolved.minibatches > (resolved.prompts or 0):
@@ -237,7 +241,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
 
 
 def resolve_settings(given: Mapping[str, Any] | None, recipe: bool) -> dict[str, Any]:
-    """The settings in force. The recipe's stand unless one of `given` names the same slot as a whole or a part of it."""
+    """The settings in force. The recipe's stand unless one of `given` names the same slot, whole or in part."""
     given = dict(given or {})
     if not recipe:
         return given
@@ -267,7 +271,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any], where: str = "") -> TrainConfig:
-    """A configuration from its dict. UnknownNameError for a key that is not a field; InputError for a value of a wrong kind."""
+    """A configuration from its dict. UnknownNameError for a key that is not a field, InputError for a wrong value."""
     for key in values:
         if key not in FIELDS:
             raise UnknownNameError(f"{where + ': ' if where else ''}{unknown_name('option', str(key), FIELDS)}")
@@ -291,7 +295,7 @@ def load(path: str | os.PathLike[str]) -> TrainConfig:
 
 
 def differences(recorded: TrainConfig, given: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Fields in which a run to be resumed differs from what was recorded, as {name: (recorded, given)}. None is never given."""
+    """{name: (recorded, given)} where a run to be resumed differs from what was recorded. None counts as not given."""
     resolved = resolve(given)
     different = {}
     for name in FIELDS:

@@ -64,7 +64,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder under a name that no reader looks for, so that a half-removed one is never taken for a whole one."""
+    """Remove a folder under a name that no reader looks for: a half-removed one is never taken for a whole one."""
     doomed = folder.with_name(folder.name + ".tmp-old")
     if doomed.exists():
         shutil.rmtree(doomed)

@@ -1,4 +1,4 @@
-"""Several processes as one: the objective's mathematics is replicated, only sampling, scoring and model passes are shared out.
+"""Several processes as one: the objective's mathematics is replicated; sampling, scoring and model passes are shared.
 
 Every rank holds the whole batch and runs `prepare` and `weigh` on it; each runs the model on its share of the rows.
 Gradients are added (never averaged) in exactly one place, `Ranks.add_gradients`. A single process is the same code with
@@ -54,7 +54,7 @@ class Ranks:
         return int(os.environ.get("LOCAL_RANK", self.rank))
 
     def share(self, n: int) -> range:
-        """This rank's contiguous part of ``range(n)``: concatenating all ranks' parts gives the order of one process."""
+        """This rank's contiguous part of ``range(n)``: all ranks' parts in a row give the order of one process."""
         return range(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:

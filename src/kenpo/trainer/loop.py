@@ -21,7 +21,7 @@ from kenpo.trainer.figures import step_figures
 from kenpo.trainer.plan import report
 from kenpo.trainer.run_folder import RunFolder
 from kenpo.trainer.setup import Parts, build, open_inputs, settle_torch
-from kenpo.trainer.state import TrainerState, load_state, restore_rng, versions
+from kenpo.trainer.state import TrainerState, load_state, restore_rng, seed_rng, versions
 
 
 class Interrupted(RunError):
@@ -108,12 +108,15 @@ class Run:
         self.stop_signal = 0
         if checkpoint is not None:
             self._restore(checkpoint)
+        else:
+            seed_rng(parts.config.seed)
 
     def _restore(self, checkpoint: Path) -> None:
         state, tensors, rng = load_state(checkpoint)
         if state.ranks != self.ranks.size:
             raise folders.InputError(
-                f"{self.folder.path}: the run used {state.ranks} process(es), now there are {self.ranks.size}; resume it with as many"
+                f"{self.folder.path}: the run used {state.ranks} process(es), now there are {self.ranks.size}; "
+                "resume it with as many"
             )
         changed = [f"{n} {v} -> {versions().get(n)}" for n, v in state.versions.items() if versions().get(n) != v]
         if changed and self.ranks.first and not self.config.quiet:
@@ -126,10 +129,10 @@ class Run:
         self.state, self.base_seconds, self.saved_at = state, state.seconds, state.step
         restore_rng(tensors, rng)
 
-    # -- the whole ------------------------------------------------------------------------------------------------------
+    # -- the whole ---------------------------------------------------------------------------------------------------
 
     def go(self) -> dict[str, Any]:
-        """From where the run stands to its end. A fresh run that fails on bad input in its first step leaves no folder."""
+        """From where the run stands to its end. A fresh run that meets bad input in its first step leaves no folder."""
         summary = None
         if self.ranks.first:
             if self.resumed:
@@ -219,7 +222,7 @@ class Run:
             self.folder.write_summary(summary)
         return {**summary, "run": str(self.folder.path)}
 
-    # -- small things ---------------------------------------------------------------------------------------------------
+    # -- small things ------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
         if not self.ranks.first or self.saved_at == self.state.step:

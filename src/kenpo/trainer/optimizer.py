@@ -1,4 +1,4 @@
-"""AdamW over named parameters, with float32 master weights for low-precision models and a state that is plain tensors."""
+"""AdamW over named parameters, with float32 master weights for low-precision models. Its state is plain tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from kenpo.trainer.config import TrainConfig
 
 def learning_rate(config: TrainConfig, step: int) -> float:
     """The learning rate of `step` (1-based): linear warm-up to ``lr``, then constant, linear or cosine towards 0."""
-    assert config.lr is not None and config.warmup is not None and config.steps is not None
+    assert config.lr is not None
+    assert config.warmup is not None
+    assert config.steps is not None
     if step <= config.warmup:
         return config.lr * step / config.warmup
     left = (config.steps - step + 1) / max(1, config.steps - config.warmup)  # 1 at first, above 0 at the last step

@@ -15,9 +15,11 @@ from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
 from kenpo.types import Rollouts
 
+ONE_PHASE = "every weight can be made inside its own microbatch"
 EXACT_ENTROPY_VOCABULARY = 32768  # up to here the exact entropy is measured in passing; above, only if a stage needs it
 SUPPLIED = frozenset({
-    "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref", "policy_version",
+    "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref",
+    "policy_version",
     "truncated", "support_ids", "logp", "entropy",
 })  # fmt: skip
 
@@ -79,14 +81,14 @@ def _who(algorithm: Any, name: str) -> str:
 
 
 def check_group_size(algorithm: Any, config: TrainConfig) -> None:
-    """InputError for groups of one under an advantage that compares the members of a group, or a selection that does."""
+    """InputError for groups of one under an advantage, selection or shaping that compares the members of a group."""
     if config.group_size != 1:
         return
     for stage in (algorithm.advantage, *algorithm.selection, *algorithm.shaping):
         if stage.scope == Scope.GROUP:
             raise InputError(
-                f"--group-size 1: {snake(stage)} of {algorithm.name!r} compares the samples of a group, and a group of one "
-                "has nothing to compare; use at least 2, or an algorithm with another advantage"
+                f"--group-size 1: {snake(stage)} of {algorithm.name!r} compares the samples of a group, "
+                "and a group of one has nothing to compare; use at least 2, or an algorithm with another advantage"
             )
 
 
@@ -110,14 +112,17 @@ class ModelFacts:
         width = (getattr(c, "head_dim", None) or hidden // heads) * (getattr(c, "num_key_value_heads", None) or heads)
         parameters = list(model.parameters())
         return cls(
-            sum(p.numel() for p in parameters), parameters[0].element_size(), getattr(c, "num_hidden_layers", None) or 1, hidden,
+            sum(p.numel() for p in parameters), parameters[0].element_size(),
+            getattr(c, "num_hidden_layers", None) or 1, hidden,
             int(model.get_input_embeddings().weight.shape[0]), width,
         )  # fmt: skip
 
 
 def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> dict[str, int]:
     """Bytes by purpose; rough (activations at about 34 numbers per hidden unit and layer), on one process."""
-    assert config.prompts and config.group_size and config.max_tokens
+    assert config.prompts
+    assert config.group_size
+    assert config.max_tokens
     n, each = facts.parameters, facts.bytes_each
     full = max(each, 4)
     master = 4 * n if each < 4 else 0
@@ -136,17 +141,22 @@ def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> d
 
 def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1) -> str:
     """The plan as text: resolved configuration, passes, arithmetic, memory."""
-    assert config.prompts and config.group_size and config.steps and config.max_tokens
+    assert config.prompts
+    assert config.group_size
+    assert config.steps
+    assert config.max_tokens
     samples = config.prompts * config.group_size
     yes = {True: "yes", False: "no"}
     lines = [
-        f"{algorithm.name} on {config.task}, model {config.model} ({facts.parameters:,} parameters, {config.dtype}, {config.device})",
+        f"{algorithm.name} on {config.task}, model {config.model} "
+        f"({facts.parameters:,} parameters, {config.dtype}, {config.device})",
         "",
         "settings of the algorithm",
         *(f"  {key} = {value}" for key, value in algorithm.settings().items()),
         "",
         "passes of one step",
-        f"  sample           yes  {config.prompts} prompts x {config.group_size} samples, up to {config.max_tokens} tokens each",
+        f"  sample           yes  {config.prompts} prompts x {config.group_size} samples, "
+        f"up to {config.max_tokens} tokens each",
         f"  refill           {yes[bool(algorithm.selection)]:<4} "
         + (
             f"up to {config.max_refills} rounds: {', '.join(map(snake, algorithm.selection))}"
@@ -155,14 +165,15 @@ def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFact
         ),
         f"  old log-probs    {yes[passes.old]:<4} {passes.old_why}",
         f"  reference        {yes[passes.reference]:<4} {passes.reference_why}",
-        f"  two phases       {yes[passes.two_phase is not None]:<4} {passes.two_phase or 'every weight can be made inside its own microbatch'}",
+        f"  two phases       {yes[passes.two_phase is not None]:<4} {passes.two_phase or ONE_PHASE}",
         f"  exact entropy    {yes[passes.entropy]:<4} {passes.entropy_why}",
         "",
         "arithmetic",
-        f"  {samples} samples a step in {config.minibatches} minibatch(es) of about {samples // config.minibatches}, {config.epochs} epoch(s): "
-        f"{passes.updates} optimizer step(s)",
+        f"  {samples} samples a step in {config.minibatches} minibatch(es) of about {samples // config.minibatches}, "
+        f"{config.epochs} epoch(s): {passes.updates} optimizer step(s)",
         f"  microbatches of at most {config.microbatch_tokens:,} padded tokens on {ranks} process(es)",
-        f"  {config.steps} steps: {config.steps * samples:,} samples, at most {config.steps * samples * config.max_tokens:,} tokens"
+        f"  {config.steps} steps: {config.steps * samples:,} samples, "
+        f"at most {config.steps * samples * config.max_tokens:,} tokens"
         + (" before refilling" if algorithm.selection else ""),
         f"  held-out: {config.eval_problems} problems before, every {config.eval_every} steps, and after",
         "",

@@ -41,23 +41,29 @@ def number(value: float | None, form: str = ".3f") -> str:
 
 def rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What the panel shows of one step."""
-    get = lambda name: average(figures, name)  # noqa: E731
-    entropy = "entropy" if "entropy" in figures else "entropy_estimate"
+
+    def show(label: str, name: str, form: str = ".3f") -> str:
+        return f"{label} {number(average(figures, name), form)}".strip()
+
+    entropy = show("", "entropy") if "entropy" in figures else f"{show('', 'entropy_estimate')} (estimate)"
     clock, tokens = dict(figures.get("time", {})), figures.get("tokens", {})
     whole = clock.pop("step", 0.0) or 1e-9
-    split = "  ".join(f"{name} {100 * seconds / whole:.0f}%" for name, seconds in clock.items())
-    rate = "  ".join(f"{name} {count / whole:,.0f}" for name, count in tokens.items())
-    return [
-        ("reward", f"{number(get('reward'))}   correct {number(get('correct'))}   without verdict {number(get('no_verdict'))}"),
-        ("entropy", f"{number(get(entropy))}{' (estimate)' if entropy != 'entropy' else ''}   KL to sampler {number(get('kl_sampler'), '.2e')}"
-                    f"   sampler gap {number(figures.get('sampler_gap'), '.1e')}"),
-        ("clipped", f"high {number(get('clip_high'), '.4f')}   low {number(get('clip_low'), '.4f')}   gradient norm {number(get('grad_norm'))}"
-                    f"   lr {number(figures.get('lr'), '.1e')}"),
-        ("length", f"correct {number(get('length_correct'), '.1f')}   wrong {number(get('length_wrong'), '.1f')}   truncated {number(get('truncated'))}"),
-        ("groups", f"kept {number(get('groups_kept'))}   rounds {figures.get('rounds', 1)}"),
-        ("tokens/s", rate),
-        ("time", f"{whole:.2f} s:  {split}"),
-    ]  # fmt: skip
+    lines = {
+        "reward": [show("", "reward"), show("correct", "correct"), show("without verdict", "no_verdict")],
+        "entropy": [entropy, show("KL to sampler", "kl_sampler", ".2e"), show("sampler gap", "sampler_gap", ".1e")],
+        "clipped": [
+            show("high", "clip_high", ".4f"), show("low", "clip_low", ".4f"), show("gradient norm", "grad_norm"),
+            show("lr", "lr", ".1e"),
+        ],
+        "length": [
+            show("correct", "length_correct", ".1f"), show("wrong", "length_wrong", ".1f"),
+            show("truncated", "truncated"),
+        ],
+        "groups": [show("kept", "groups_kept"), show("rounds", "rounds", "d")],
+        "tokens/s": [f"{name} {count / whole:,.0f}" for name, count in tokens.items()],
+        "time": [f"{whole:.2f} s", *(f"{name} {100 * part / whole:.0f}%" for name, part in clock.items())],
+    }  # fmt: skip
+    return [(name, "   ".join(parts)) for name, parts in lines.items()]
 
 
 class Lines(Callback):
@@ -75,7 +81,8 @@ class Lines(Callback):
         get = lambda name: average(figures, name)  # noqa: E731
         clock, tokens = figures["time"], figures["tokens"]
         print(
-            f"step {step}/{self.steps}  reward {number(get('reward'))}  entropy {number(get('entropy') or get('entropy_estimate'))}  "
+            f"step {step}/{self.steps}  reward {number(get('reward'))}  "
+            f"entropy {number(get('entropy') or get('entropy_estimate'))}  "
             f"kl {number(get('kl_sampler'), '.1e')}  clip +{number(get('clip_high'))} -{number(get('clip_low'))}  "
             f"length {number(get('length'), '.1f')}  grad {number(get('grad_norm'))}  "
             f"tokens {tokens['generated']}/{tokens['filtered']}/{tokens['trained']}  {clock['step']:.2f} s",
@@ -85,7 +92,8 @@ class Lines(Callback):
     def on_eval(self, step: int, figures: Mapping[str, Any]) -> None:
         entry = figures["eval/accuracy"]
         print(
-            f"step {step}  held-out accuracy {number(average(figures, 'eval/accuracy'))} ({entry['sum']} of {entry['count']})",
+            f"step {step}  held-out accuracy {number(average(figures, 'eval/accuracy'))} "
+            f"({entry['sum']} of {entry['count']})",
             flush=True,
         )
 

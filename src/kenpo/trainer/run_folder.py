@@ -37,7 +37,7 @@ def _slug(name: str) -> str:
 
 
 def next_in_series(first: Path) -> tuple[Path, bool]:
-    """The run of a series to work on, RUN, RUN-2, RUN-3 …, and whether it is there, unfinished, and is to be resumed."""
+    """The run of a series (RUN, RUN-2, RUN-3 …) to work on, and whether it is unfinished and is to be resumed."""
     n, path = 1, first
     last: Path | None = None
     while path.exists():
@@ -162,5 +162,6 @@ def check_same(recorded: TrainConfig, given: TrainConfig, path: Path) -> None:
     if different:
         listed = "; ".join(f"{name} was {was!r}, now {now!r}" for name, (was, now) in different.items())
         raise InputError(
-            f"{path}: the configuration differs from the recorded one ({listed}); resume it unchanged, or start a new run"
+            f"{path}: the configuration differs from the recorded one ({listed}); "
+            "resume it unchanged, or start a new run"
         )

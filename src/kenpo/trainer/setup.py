@@ -43,9 +43,9 @@ class Parts:
 
 
 def resolve_algorithm(config: TrainConfig) -> Any:
-    """The algorithm that a resolved configuration asks for: a name or file, whole slots emptied, stages added, numbers set.
+    """The algorithm of a resolved configuration: by name or file, whole slots emptied, stages added, numbers set.
 
-    An aggregate over a fixed length whose length is open takes the response limit. Raises `InputError` as these steps do.
+    An aggregate over a fixed length takes the response limit where its length is open. Raises `InputError`.
     """
     settings = config.settings or {}
     emptied = {k: v for k, v in settings.items() if "." not in k}
@@ -71,7 +71,7 @@ class Inputs:
 
 @contextlib.contextmanager
 def open_inputs(config: TrainConfig) -> Iterator[Inputs]:
-    """Algorithm, task and verifier; the verifier's processes are ended on the way out. InputError for what can't be used."""
+    """Algorithm, task and verifier, whose processes end on the way out. InputError for what can't be used."""
     algorithm = resolve_algorithm(config)
     check_group_size(algorithm, config)
     task = load_task(
@@ -100,7 +100,8 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
             load_model(config.model, dtype=config.dtype, device=device)[0] if checkpoint else copy.deepcopy(model)
         )
         reference.requires_grad_(False)
-    assert config.max_tokens is not None and config.prompts is not None
+    assert config.max_tokens is not None
+    assert config.prompts is not None
     prompts = Prompts(model, tokenizer, config.system or inputs.task.system, config.max_tokens)
     prompts.check(inputs.task.train(i) for i in range(config.prompts))
     engine = HFEngine(model, tokenizer)

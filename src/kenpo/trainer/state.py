@@ -1,7 +1,7 @@
 """Checkpoints: an ordinary transformers model folder with a ``trainer/`` folder beside the weights.
 
-``trainer/optimizer.safetensors`` holds moments, master weights and the RNG states of torch; ``trainer/state.json`` the step,
-the data cursor, the algorithm's state and how far the run's files had been written. No pickle anywhere.
+``trainer/optimizer.safetensors`` holds moments, master weights and the RNG states of torch; ``trainer/state.json`` the
+step, the data cursor, the algorithm's state and how far the run's files had been written. No pickle anywhere.
 """
 
 from __future__ import annotations
@@ -73,6 +73,16 @@ def rng_json() -> dict[str, Any]:
     return states
 
 
+def seed_rng(seed: int) -> None:
+    """Start all global generators of a fresh run, for user code that draws from them; Kenpo's own samples do not."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        import numpy
+
+        numpy.random.seed(seed % 2**32)
+
+
 def restore_rng(tensors: dict[str, Tensor], states: dict[str, Any]) -> None:
     """Put all global generators back. Call it last: nothing may seed them afterwards."""
     torch.set_rng_state(tensors["rng.torch"])
@@ -88,7 +98,7 @@ def restore_rng(tensors: dict[str, Tensor], states: dict[str, Any]) -> None:
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    """A model folder that transformers opens; a tied head is written out too, because some engines keep a stale one else."""
+    """A model folder that transformers opens; a tied head is written out too: some engines would keep a stale one."""
     from transformers.utils import logging
 
     tensors = dict(model.state_dict())

@@ -147,7 +147,7 @@ class Updater:
         return [torch.isin(group, order[a:b]).nonzero().squeeze(1).tolist() for a, b in itertools.pairwise(cuts)]
 
     def one_update(self, minibatch: Prepared, report: Report) -> None:
-        """One optimizer step. A minibatch without a trainable token is left out: AdamW would move on its momentum alone."""
+        """One optimizer step; none for a minibatch without a trainable token, where AdamW would move by momentum."""
         if not bool((minibatch.rollouts.mask & minibatch.selected.unsqueeze(1)).any()):
             report.add("update_skipped", 1.0, 1.0)
             return
@@ -222,7 +222,7 @@ def _at_home(policy: Policy) -> Policy:
 
 
 def _backward(policy: Policy, grads: Mapping[str, Tensor]) -> None:
-    """Back-propagate given coefficients through the policy's fields. A field without graph (an empty batch) is left out."""
+    """Back-propagate given coefficients through the policy's fields; a field without graph is left out."""
     pairs = [(getattr(policy, name), grad) for name, grad in grads.items()]
     pairs = [(value, grad.to(device=value.device, dtype=value.dtype)) for value, grad in pairs if value.requires_grad]
     if pairs:
