@@ -14,7 +14,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 FOUNDATION = {"types", "errors"}
-OBJECTIVE = FOUNDATION | {"ops", "stages", "settings", "metrics", "algorithm"}
+OBJECTIVE = FOUNDATION | {"ops", "stages", "settings", "metrics", "checks", "algorithm"}
 CATALOGUE = {"algorithms", "loading", "casefile"}
 EVERYTHING = {"*"}
 
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "stages": FOUNDATION | {"ops"},
     "settings": FOUNDATION | {"stages"},
     "metrics": FOUNDATION | {"ops", "stages"},
+    "checks": FOUNDATION | {"ops", "stages"},
     "algorithm": OBJECTIVE,
     "algorithms": OBJECTIVE,
     "loading": OBJECTIVE | {"algorithms"},

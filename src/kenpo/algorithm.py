@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kenpo import metrics
+from kenpo.checks import check_combination, check_finite, check_groups_whole, check_rows
 from kenpo.errors import IllegalCombinationError, InputError, NonFiniteError, ScopeError
 from kenpo.ops import groups, masked
 from kenpo.settings import apply_settings, differences, flat_settings
@@ -81,7 +82,7 @@ class Algorithm:
                 raise IllegalCombinationError(
                     f"{self.name}: {slot} holds {twice[0]} twice; combine them into one stage"
                 )
-        _check_combination(self)
+        check_combination(self)
 
     # -- what the planner asks ------------------------------------------------------------------------------------
 
@@ -176,29 +177,6 @@ def _stages_of(value: Any) -> tuple[Stage, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _check_combination(a: Algorithm) -> None:
-    if a.surrogate.takes_ratio and a.ratio is None:
-        raise IllegalCombinationError(f"{a.name}: {snake(a.surrogate)} takes a ratio, but the ratio slot is empty")
-    if not a.surrogate.takes_ratio and a.ratio is not None:
-        raise IllegalCombinationError(
-            f"{a.name}: {snake(a.surrogate)} takes no ratio, but the ratio slot holds {snake(a.ratio)}"
-        )
-    corrections = [s for s in a.weights if s.is_correction]
-    anchor = getattr(a.ratio, "anchor", None)
-    if corrections and anchor == "sampler":
-        raise IllegalCombinationError(
-            f"{a.name}: {snake(corrections[0])} corrects π_old/μ while the ratio is already anchored at the sampler: "
-            "the mismatch would be counted twice; anchor the ratio at 'old' or drop the correction"
-        )
-    for stage in corrections:
-        proximal = getattr(stage, "anchor", "old")
-        if {anchor, proximal} == {"old", "prox"}:
-            raise IllegalCombinationError(
-                f"{a.name}: {snake(stage)} corrects π_{proximal}/μ while the ratio is anchored at {anchor!r}: their "
-                "product is no ratio of π_θ to μ; give both the same anchor"
-            )
-
-
 def reads_policy(stage: Stage, fresh: bool) -> bool:
     """Whether a stage reads the policy being optimised; without ``logp_old``, π_old is that policy too."""
     return bool(stage.policy_needs) or (fresh and "logp_old" in stage.needs)
@@ -228,7 +206,7 @@ def prepare(a: Algorithm, rollouts: Rollouts, state: Any = None) -> Prepared:
 def _prepare(a: Algorithm, rollouts: Rollouts, state: Any) -> Prepared:
     selected = select(a, rollouts)
     ctx = Context(rollouts, selected)
-    _check_finite(rollouts, ctx.mask, a.needs)
+    check_finite(rollouts, ctx.mask, a.needs)
     rewards = masked.select(ctx.rewards, selected)
     if not bool(rewards.isfinite().all()):
         raise NonFiniteError(f"rewards: rollout {int((~rewards.isfinite()).nonzero()[0])} has an infinite reward")
@@ -240,17 +218,6 @@ def _prepare(a: Algorithm, rollouts: Rollouts, state: Any) -> Prepared:
         advantages = masked.select(advantages, ctx.mask)
     size = groups.group_count(rollouts.group, selected, rewards)
     return Prepared(rollouts, advantages, selected, rewards, size, state=handed_on)
-
-
-def _check_finite(rows: Rollouts | Policy, mask: Tensor, needs: frozenset[str]) -> None:
-    for name, value in rows.tensors().items():
-        if (name in needs or name == "logp") and value.dim() == 2 and value.dtype.is_floating_point:
-            where = masked.first_bad(value, mask)
-            if where:
-                raise NonFiniteError(
-                    f"{name}: {value[where].item()} at the trained position {list(where)} (rollout, token); "
-                    "mask that token or mend its log-prob"
-                )
 
 
 # -- weigh ----------------------------------------------------------------------------------------------------------
@@ -275,8 +242,8 @@ def _weigh(a: Algorithm, prepared: Prepared, policy: Policy | None) -> Batch:
     fresh = prepared.rollouts.logp_old is None
     ctx = Context(prepared.rollouts, prepared.selected, policy, prepared.advantages)
     if policy is not None:
-        _check_rows(prepared, policy)
-        _check_finite(policy, ctx.mask, a.needs)
+        check_rows(prepared, policy)
+        check_finite(policy, ctx.mask, a.needs)
     advantages = prepared.advantages
     if advantages is None:
         late, _ = a.advantage(prepared.shaped, ctx.of(a.advantage), prepared.state)
@@ -284,7 +251,7 @@ def _weigh(a: Algorithm, prepared: Prepared, policy: Policy | None) -> Batch:
         ctx = Context(prepared.rollouts, prepared.selected, policy, advantages)
     pending = tuple(i for i, s in enumerate(a.weights) if policy is None and reads_policy(s, fresh))
     now = [s for i, s in enumerate(a.weights) if i not in pending]
-    _check_groups_whole(a, prepared, now)
+    check_groups_whole(a, prepared, now)
     weights = _weights(now, ctx)
     extra = {
         i: (own & ctx.selected.unsqueeze(-1), _totals(ctx, own, None))
@@ -323,23 +290,6 @@ def _totals(ctx: Context, mask: Tensor, weights: Tensor | None) -> Totals:
     )
 
 
-def _check_groups_whole(a: Algorithm, prepared: Prepared, stages: list[Weight]) -> None:
-    wide = [s for s in (*stages, a.ratio, a.surrogate, *a.regularizers) if s is not None and s.span >= Scope.GROUP]
-    if not wide:
-        return
-    here = groups.group_count(prepared.rollouts.group, prepared.selected, prepared.shaped)
-    if bool((here != prepared.group_size).any()):
-        raise ScopeError(
-            f"{snake(wide[0])} must see whole groups, but the minibatch splits one; cut minibatches between groups"
-        )
-
-
-def _check_rows(part: Prepared, policy: Policy) -> None:
-    if policy.logp.shape != part.rollouts.mask.shape:
-        want, got = list(part.rollouts.mask.shape), list(policy.logp.shape)
-        raise InputError(f"policy.logp has shape {got}, the rollouts' mask {want}; pass the same rows")
-
-
 # -- objective ------------------------------------------------------------------------------------------------------
 
 
@@ -354,13 +304,13 @@ def objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool = True) 
 
 def _objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool) -> Loss:
     part = batch.prepared
-    _check_rows(part, policy)
+    check_rows(part, policy)
     if not batch.whole and (coupled := [s for s in (a.ratio, a.surrogate) if s and s.span > Scope.SEQUENCE]):
         raise ScopeError(
             f"{snake(coupled[0])} couples rollouts: evaluate the whole minibatch, then cut its coefficients"
         )
     ctx = Context(part.rollouts, part.selected, policy, batch.advantages)
-    _check_finite(policy, ctx.mask, a.needs)
+    check_finite(policy, ctx.mask, a.needs)
     weights = batch.weights
     if batch.pending:
         with torch.no_grad():
@@ -447,14 +397,3 @@ def evaluate(a: Algorithm, rollouts: Rollouts, policy: Policy, state: Any = None
         state=prepared.state,
         gradients=gradients,
     )
-
-
-__all__ = [
-    "Algorithm",
-    "coefficients",
-    "evaluate",
-    "objective",
-    "prepare",
-    "select",
-    "weigh",
-]

@@ -11,7 +11,6 @@ Axes: N positions, H hidden size, V vocabulary, K ids per position.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,8 +20,7 @@ from torch import Tensor
 TILE_BYTES = 128 * 2**20
 
 
-@dataclass(frozen=True)
-class Transform:
+class Transform(NamedTuple):
     """What the model does to the head's output before the softmax: ``cap · tanh(s·z/cap)``, then over the temperature.
 
     ``scale`` s multiplies (None: 1); ``cap`` None: no soft cap. ``temperature`` > 0.
@@ -32,7 +30,7 @@ class Transform:
     scale: float | None = None
     cap: float | None = None
 
-    def __call__(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
+    def apply(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
         """(tempered logits, d tempered / d z or None where it is the constant `slope`), in float32 or float64.
 
         Works in place on `z` if it already has that dtype.
@@ -109,23 +107,26 @@ def _raw(hidden: Tensor, weight: Tensor, bias: Tensor | None, at: slice) -> Tens
     return z if bias is None else z.add_(bias[at])
 
 
-class Statistics:
-    """Running maximum, normaliser and first moment of rows of logits that arrive in tiles."""
+class Statistics(NamedTuple):
+    """Running maximum, normaliser and (if entropies are wanted) first moment [N] of rows of logits seen in tiles."""
 
-    def __init__(self, like: Tensor, moment: bool) -> None:
-        self.top = like.new_full((len(like),), -torch.inf)
-        self.total = like.new_zeros(len(like))
-        self.moment = like.new_zeros(len(like)) if moment else None
+    top: Tensor
+    total: Tensor
+    moment: Tensor | None
 
-    def add(self, x: Tensor) -> None:
-        """Take in the next tile [N, tile]; leaves `x` as it is."""
+    @classmethod
+    def start(cls, like: Tensor, moment: bool) -> Statistics:
+        """Of no logits at all; `like` [N] gives device and dtype."""
+        none = torch.zeros_like(like)
+        return cls(torch.full_like(like, -torch.inf), none, none.clone() if moment else None)
+
+    def add(self, x: Tensor) -> Statistics:
+        """With the next tile [N, tile] taken in; leaves `x` as it is."""
         top = torch.maximum(self.top, x.amax(-1))
         keep = (self.top - top).exp_()
         e = (x - top[:, None]).exp_()
-        self.total.mul_(keep).add_(e.sum(-1))
-        if self.moment is not None:
-            self.moment.mul_(keep).add_(e.mul_(x).sum(-1))
-        self.top = top
+        total = self.total * keep + e.sum(-1)
+        return Statistics(top, total, None if self.moment is None else self.moment * keep + e.mul_(x).sum(-1))
 
     def norm(self) -> Tensor:
         """[N] logsumexp."""
@@ -149,12 +150,12 @@ class _LinearLogprob(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, targets, ids, transform, entropy, tile):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         like = hidden.new_empty((len(hidden),), dtype=dtype)
-        statistics = Statistics(like, entropy)
+        statistics = Statistics.start(like, entropy)
         wanted = targets[:, None] if ids is None else torch.cat([targets[:, None], ids], 1)
         values = like.new_zeros(wanted.shape)
         for at in _tiles(len(weight), tile):
-            x, _ = transform(_raw(hidden, weight, bias, at))
-            statistics.add(x)
+            x, _ = transform.apply(_raw(hidden, weight, bias, at))
+            statistics = statistics.add(x)
             _taken(x, wanted, at, values)
         norm = statistics.norm()
         values.sub_(norm[:, None])
@@ -173,7 +174,7 @@ class _LinearLogprob(torch.autograd.Function):
         d_weight = torch.empty_like(weight) if want_weight else None
         d_bias = torch.empty_like(bias) if bias is not None and want_bias else None
         for at in _tiles(len(weight), ctx.tile):
-            x, slope = ctx.transform(_raw(hidden, weight, bias, at))
+            x, slope = ctx.transform.apply(_raw(hidden, weight, bias, at))
             d = up.logits_gradient(x, at)
             d = d.mul_(slope) if slope is not None else d if ctx.transform.slope == 1 else d.mul_(ctx.transform.slope)
             if d_bias is not None:
@@ -188,8 +189,7 @@ class _LinearLogprob(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, None, None, None, None, None
 
 
-@dataclass
-class Upstream:
+class Upstream(NamedTuple):
     """Upstream gradients of the terms of N positions, ready to be turned into d loss / d logits tile by tile.
 
     ``d/dx_j = Σ_k g_k·[id_k = j] − (Σ_k g_k)·p_j − g_H·p_j·(log p_j + H)``.

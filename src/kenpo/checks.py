@@ -1,0 +1,72 @@
+"""What an algorithm and its inputs must satisfy, checked where they enter; each failure is one named error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from kenpo.errors import IllegalCombinationError, InputError, NonFiniteError, ScopeError
+from kenpo.ops import groups, masked
+from kenpo.stages.base import Scope, Stage, snake
+from kenpo.types import Policy, Prepared, Rollouts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kenpo.algorithm import Algorithm
+
+
+def check_combination(a: Algorithm) -> None:
+    """Refuse stages that can't stand together, when the algorithm is built. Raises `IllegalCombinationError`."""
+    if a.surrogate.takes_ratio and a.ratio is None:
+        raise IllegalCombinationError(f"{a.name}: {snake(a.surrogate)} takes a ratio, but the ratio slot is empty")
+    if not a.surrogate.takes_ratio and a.ratio is not None:
+        raise IllegalCombinationError(
+            f"{a.name}: {snake(a.surrogate)} takes no ratio, but the ratio slot holds {snake(a.ratio)}"
+        )
+    corrections = [s for s in a.weights if s.is_correction]
+    anchor = getattr(a.ratio, "anchor", None)
+    if corrections and anchor == "sampler":
+        raise IllegalCombinationError(
+            f"{a.name}: {snake(corrections[0])} corrects π_old/μ while the ratio is already anchored at the sampler: "
+            "the mismatch would be counted twice; anchor the ratio at 'old' or drop the correction"
+        )
+    for stage in corrections:
+        proximal = getattr(stage, "anchor", "old")
+        if {anchor, proximal} == {"old", "prox"}:
+            raise IllegalCombinationError(
+                f"{a.name}: {snake(stage)} corrects π_{proximal}/μ while the ratio is anchored at {anchor!r}: their "
+                "product is no ratio of π_θ to μ; give both the same anchor"
+            )
+
+
+def check_finite(rows: Rollouts | Policy, mask: Tensor, needs: frozenset[str]) -> None:
+    """Raise `NonFiniteError` for a NaN or infinity at a trained position of a field that some stage reads."""
+    for name, value in rows.tensors().items():
+        if (name in needs or name == "logp") and value.dim() == 2 and value.dtype.is_floating_point:
+            where = masked.first_bad(value, mask)
+            if where:
+                raise NonFiniteError(
+                    f"{name}: {value[where].item()} at the trained position {list(where)} (rollout, token); "
+                    "mask that token or mend its log-prob"
+                )
+
+
+def check_groups_whole(a: Algorithm, prepared: Prepared, stages: Sequence[Stage]) -> None:
+    """Raise `ScopeError` if a stage must see whole groups and the minibatch splits one."""
+    wide = [s for s in (*stages, a.ratio, a.surrogate, *a.regularizers) if s is not None and s.span >= Scope.GROUP]
+    if not wide:
+        return
+    here = groups.group_count(prepared.rollouts.group, prepared.selected, prepared.shaped)
+    if bool((here != prepared.group_size).any()):
+        raise ScopeError(
+            f"{snake(wide[0])} must see whole groups, but the minibatch splits one; cut minibatches between groups"
+        )
+
+
+def check_rows(part: Prepared, policy: Policy) -> None:
+    """Raise `InputError` unless the policy terms have the shape of the rollouts\' mask."""
+    if policy.logp.shape != part.rollouts.mask.shape:
+        want, got = list(part.rollouts.mask.shape), list(policy.logp.shape)
+        raise InputError(f"policy.logp has shape {got}, the rollouts' mask {want}; pass the same rows")
