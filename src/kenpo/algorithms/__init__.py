@@ -29,6 +29,12 @@ READING_ORDER = (
     "minpro",
     "off_policy_grpo",
     "rspo",
+    "luffy",
+    "grin",
+    "sis",
+    "reco",
+    "zcpo",
+    "erpo",
     "tis",
     "mis",
     "icepop",
@@ -44,6 +50,9 @@ READING_ORDER = (
     "gmc_grpo",
     "missing_old_logits",
     "graft",
+    "range_grpo",
+    "conspo",
+    "ggpo",
 )
 
 

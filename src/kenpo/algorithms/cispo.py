@@ -8,10 +8,14 @@ it: every token keeps a gradient.
 The lower bound is off, as in the paper's experiments. The paper gives no number for the cap; 5 is ours, from the range
 4-8 that ScaleRL (arXiv:2510.13786) found insensitive. `cap` is absolute, not a distance from 1: other codes call either
 "epsilon_high".
+
+`cispo-floor` is the two-sided clip of verl's defaults, [.8, 1.2]; a floor lifts the weight of tokens that have become
+unlikely. `cispo-mask` adds the paper's unified mask, which drops what PPO's clip would (ours: its widths .2/.28). On a
+test batch cap 5 gives −.0892, cap 1.28 −.1260, [.8, 1.2] −.1594.
 """
 
 from kenpo.algorithms.grpo import GRPO
-from kenpo.stages import DetachedClip, TokenMean
+from kenpo.stages import DetachedClip, RatioGate, TokenMean
 
 CISPO = GRPO.but(
     name="cispo",
@@ -20,3 +24,6 @@ CISPO = GRPO.but(
     regularizers=(),
     aggregate=TokenMean(),
 )
+
+CISPO_FLOOR = CISPO.but(name="cispo-floor", surrogate=DetachedClip(floor=0.8, cap=1.2))
+CISPO_MASK = CISPO.but(name="cispo-mask", weights=(RatioGate(low=0.2, high=0.28),))

@@ -90,6 +90,17 @@ def log_power_mean(log_ratio: Tensor, p: Tensor | float, mask: Tensor) -> Tensor
     return torch.where(flat, sequence_log_mean(log_ratio, mask), mean) if bool(flat.any()) else mean
 
 
+def log_variance_ratio(logp: Tensor, logp_old: Tensor) -> Tensor:
+    """``log [p(1−p) / (p_old(1−p_old))]``, saturated at ±20; exact for p near 1. Source: ReCo, arXiv:2607.26862.
+
+    >>> log_variance_ratio(torch.tensor(0.95).log(), torch.tensor(0.9).log()).exp()
+    tensor(0.5278)
+    """
+    tiny = torch.finfo(logp.dtype).tiny
+    rest, rest_old = (-torch.expm1(x.clamp(max=0)).clamp(max=-tiny) for x in (logp, logp_old))
+    return saturate(logp - logp_old + rest.log() - rest_old.log())
+
+
 def router_log_shift(change: Tensor, layers: str) -> Tensor:
     """[B,T,L,K] changes of the routers' log-scores at the old experts -> [B,T] log γ ≤ 0, γ = 1 iff nothing moved.
 

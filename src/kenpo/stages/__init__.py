@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from kenpo.errors import InputError, unknown_name
 from kenpo.stages.advantages import GlobalWhiten, GroupCentred, GroupZScore, LeaveOneOut, ZeroSumKL
-from kenpo.stages.aggregates import FixedLength, GroupTokenMean, SequenceMean, SequenceSum, TokenMean
+from kenpo.stages.aggregates import (
+    FixedLength,
+    GroupTokenMean,
+    SequenceMean,
+    SequenceSum,
+    SumOfSequenceMeans,
+    TokenMean,
+)
 from kenpo.stages.base import (
     Advantage,
     Aggregate,
@@ -28,12 +35,17 @@ from kenpo.stages.batch_trust import (
     WeightMoment,
 )
 from kenpo.stages.context import Context
+from kenpo.stages.contrast import GibbsGap, GroupInfoNCE
 from kenpo.stages.corrections import BinaryKLMask, MaskedIS, TruncatedIS
+from kenpo.stages.origins import ByOrigin, ExpertRatio, GoldenAnswer, ShapedProbability
+from kenpo.stages.queries import QueryKL, QueryWeight
+from kenpo.stages.rarity import InverseLikelihood, VarianceRatio
 from kenpo.stages.ratios import LogClip, PowerRatio, PrefixMinRatio, SequenceRatio, TokenRatio
 from kenpo.stages.regularizers import EntropyBonus, KLToReference
 from kenpo.stages.rejection import Compatibility, Rejection, Rule
 from kenpo.stages.routing import RouterShift, RouterStability
 from kenpo.stages.selection import DropUniformGroups
+from kenpo.stages.selective import SelectiveRatio
 from kenpo.stages.shaping import SoftOverlong
 from kenpo.stages.surrogates import (
     ArctanGate,

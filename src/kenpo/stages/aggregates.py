@@ -64,14 +64,24 @@ class SequenceSum(Aggregate):
 
 
 @dataclass(frozen=True)
+class SumOfSequenceMeans(Aggregate):
+    """1 / n_i: each response's token mean, summed. For objectives that divide by their own count of groups."""
+
+    def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
+        return mask * _inverse(count(mask, totals.tokens, -1)).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
 class FixedLength(Aggregate):
     """1 / (N · length): token sums over a constant, so that length has no effect on a token's weight.
 
     ``length`` in tokens, usually the response limit; it only rescales the learning rate, but it must be said: None is
-    refused when the loss is evaluated. Source: Dr. GRPO, arXiv:2503.20783 (released recipe: 3000).
+    refused when the loss is evaluated. ``rows=False`` leaves N out: 1 / length (LUFFY's released script).
+    Source: Dr. GRPO, arXiv:2503.20783 (released recipe: 3000).
     """
 
     length: int | None = None
+    rows: bool = True
 
     def check(self) -> None:
         self.refuse(self.length is None or self.length > 0, f"length must be positive, got {self.length}")
@@ -81,7 +91,8 @@ class FixedLength(Aggregate):
             raise InputError(
                 "fixed_length.length is not set: give the response limit, e.g. --set aggregate.length=1024"
             )
-        return mask * (_inverse(totals.sequences) / self.length)
+        share = _inverse(totals.sequences) if self.rows else totals.sequences.new_ones(())
+        return mask * (share / self.length)
 
 
 @dataclass(frozen=True)

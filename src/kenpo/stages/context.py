@@ -84,6 +84,13 @@ class Context:
         view._allowed = stage.needs
         return view
 
+    def over(self, mask: Tensor) -> Context:
+        """The same view with other positions [B,T] in the mask's place: what stands there is read, all else is 0."""
+        core, view = self._core, object.__new__(Context)
+        view._core = _Core(core.rollouts, core.selected, mask, core.policy, core.advantages)
+        view._owner, view._allowed = self._owner, self._allowed
+        return view
+
     @property
     def mask(self) -> Tensor:
         return self._core.mask

@@ -15,7 +15,8 @@ from kenpo.stages.context import Context
 from kenpo.stages.ratios import SequenceRatio
 
 
-def _given(ratio: Tensor | None) -> Tensor:
+def given(ratio: Tensor | None) -> Tensor:
+    """The ratio of a surrogate that takes one."""
     assert ratio is not None, "the algorithm's constructor pairs ratios with surrogates"
     return ratio
 
@@ -34,10 +35,10 @@ class Clip(Surrogate):
         self.refuse(self.low >= 0 and self.high >= 0, f"low and high are distances ≥ 0, got {self.low}, {self.high}")
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        return surrogates.clip(_given(ratio), ctx.advantages, self.low, self.high)
+        return surrogates.clip(given(ratio), ctx.advantages, self.low, self.high)
 
     def clipped(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        return surrogates.outside(_given(ratio), ctx.advantages, self.low, self.high)
+        return surrogates.outside(given(ratio), ctx.advantages, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Linear(Surrogate):
     """``r·A``: no bound of its own. What bounds the step is in the ratio or the weights."""
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        return _given(ratio) * ctx.advantages
+        return given(ratio) * ctx.advantages
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class SoftGate(Surrogate):
         return Scope.SEQUENCE if self.pool == "geometric" else Scope.TOKEN
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        r, a = _given(ratio), ctx.advantages
+        r, a = given(ratio), ctx.advantages
         if self.pool == "token":
             return surrogates.soft_gate(r, a, self.tau_pos, self.tau_neg) * a
         log_gate = surrogates.log_soft_gate(r, a, self.tau_pos, self.tau_neg)
@@ -105,10 +106,10 @@ class DetachedClip(Surrogate):
         self.refuse(high is None or high > (low or 0), f"cap must exceed the floor, got floor {low}, cap {high}")
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        return surrogates.detached_clip(_given(ratio), ctx.advantages, ctx.logp, self.floor, self.cap)
+        return surrogates.detached_clip(given(ratio), ctx.advantages, ctx.logp, self.floor, self.cap)
 
     def clipped(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        r = _given(ratio)
+        r = given(ratio)
         low = r < self.floor if self.floor is not None else r != r
         high = r > self.cap if self.cap is not None else r != r
         return low | high
@@ -131,7 +132,7 @@ class DualClip(Clip):
         return surrogates.dual_clip(super().__call__(ratio, ctx), ctx.advantages, self.dual)
 
     def clipped(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        return super().clipped(ratio, ctx) | ((ctx.advantages < 0) & (_given(ratio) > self.dual))
+        return super().clipped(ratio, ctx) | ((ctx.advantages < 0) & (given(ratio) > self.dual))
 
 
 @dataclass(frozen=True)
@@ -152,11 +153,11 @@ class GradientPreservingClip(Surrogate):
         self.refuse(self.dual is None or self.dual > 1, f"dual must exceed 1, got {self.dual}")
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        value = surrogates.gradient_preserving_clip(_given(ratio), ctx.advantages, self.low, self.high)
+        value = surrogates.gradient_preserving_clip(given(ratio), ctx.advantages, self.low, self.high)
         return value if self.dual is None else surrogates.dual_clip(value, ctx.advantages, self.dual)
 
     def clipped(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        return surrogates.outside(_given(ratio), ctx.advantages, self.low, self.high)
+        return surrogates.outside(given(ratio), ctx.advantages, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -182,18 +183,18 @@ class ChiSquareClip(Surrogate):
         return (1 - radius).clamp(min=self.floor), (1 + radius).clamp(max=self.cap)
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        return surrogates.clip_between(_given(ratio), ctx.advantages, *self._bounds(ctx))
+        return surrogates.clip_between(given(ratio), ctx.advantages, *self._bounds(ctx))
 
     def clipped(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         floor, cap = self._bounds(ctx)
-        return surrogates.outside(_given(ratio), ctx.advantages, 1 - floor, cap - 1)
+        return surrogates.outside(given(ratio), ctx.advantages, 1 - floor, cap - 1)
 
 
 @dataclass(frozen=True)
 class CentredClip(Surrogate):
     """`Clip` around π_old/μ instead of around 1, for a ratio π_θ/μ.
 
-    The band is ``[max(π_old/μ − radius, floor), π_old/μ + radius]``: the first update of a stale batch starts inside it,
+    The band is ``[max(π_old/μ − radius, floor), π_old/μ + radius]``: the first update of a stale batch starts inside,
     wherever the sampler was. With π_old = μ it is `Clip`.
     Source: arXiv:2505.22257.
     """
@@ -213,11 +214,11 @@ class CentredClip(Surrogate):
         return floor, torch.maximum(centre + self.radius, floor)
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        return surrogates.clip_between(_given(ratio), ctx.advantages, *self._bounds(ctx))
+        return surrogates.clip_between(given(ratio), ctx.advantages, *self._bounds(ctx))
 
     def clipped(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         floor, cap = self._bounds(ctx)
-        return surrogates.outside(_given(ratio), ctx.advantages, 1 - floor, cap - 1)
+        return surrogates.outside(given(ratio), ctx.advantages, 1 - floor, cap - 1)
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ class BranchClip(Surrogate):
     def _branches(self, ratio: Tensor | None, ctx: Context) -> tuple[Tensor, Tensor]:
         w = self.mix(ctx)
         bands = (self.token_low, self.token_high), (self.sequence_low, self.sequence_high)
-        return surrogates.branch_clip(_given(ratio), self.sequence(ctx), ctx.advantages, w, *bands)
+        return surrogates.branch_clip(given(ratio), self.sequence(ctx), ctx.advantages, w, *bands)
 
     def mix(self, ctx: Context) -> Tensor | float:
         """The token branch's weight: the number, or [B,T]."""
@@ -281,7 +282,7 @@ class ArctanGate(Surrogate):
         self.refuse(self.kappa > 0, f"kappa must be positive, got {self.kappa}")
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        log_gate = (self.kappa * _given(ratio).log()).atan() / self.kappa
+        log_gate = (self.kappa * given(ratio).log()).atan() / self.kappa
         return masked.row_mean(log_gate, ctx.mask).exp().unsqueeze(-1) * ctx.advantages
 
 
@@ -311,5 +312,5 @@ class ShiftedMean(Surrogate):
                 "shifted_mean: a negative advantage makes shift + r·A negative, and its log or power is not a number; "
                 "take the mean of the ratios and leave A outside: SequenceRatio(bound=LogClip()) with Linear()"
             )
-        inner = surrogates.clip(_given(ratio), ctx.advantages, self.low, self.high) + self.shift
+        inner = surrogates.clip(given(ratio), ctx.advantages, self.low, self.high) + self.shift
         return ratios.log_power_mean(inner.log(), self.p, ctx.mask).exp().expand_as(inner)

@@ -1,0 +1,61 @@
+"""Contrasts between the members of a group: softmax-like objectives over sequence scores [B]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kenpo.ops.groups import group_count, group_index, group_max, group_sum, group_varies
+from kenpo.ops.masked import divide, select
+
+
+def group_log_sum_exp(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
+    """On each row [B], log Σ e^x over the valid rows of its group; −inf where there are none."""
+    top = group_max(x.detach(), group, valid)
+    total = group_sum(select(x - top, valid).exp(), group, valid)
+    some = total > 0
+    return torch.where(some, torch.where(some, total, torch.ones_like(total)).log() + top, -torch.inf)
+
+
+def groups_with(present: Tensor, group: Tensor, like: Tensor) -> Tensor:
+    """How many groups hold a row where `present` [B] is true, in the dtype of `like`."""
+    index, n = group_index(group)
+    if not n:
+        return like.new_zeros(())
+    return (torch.zeros(n, dtype=like.dtype, device=like.device).index_add(0, index, present.to(like.dtype)) > 0).sum(
+        dtype=like.dtype
+    )
+
+
+def info_nce(score: Tensor, right: Tensor, group: Tensor, valid: Tensor, *, tau: float, margin: float) -> Tensor:
+    """[B] each right row's ``log q / (|P|·groups)``, 0 on the others; q is its share against the group's wrong rows.
+
+    ``q_i = e^((s_i−margin)/tau) / (e^((s_i−margin)/tau) + Σ_wrong e^(s_j/tau))``. Only groups with both kinds of valid
+    row count. The sum over rows is the objective.
+    """
+    good, bad = right & valid, ~right & valid
+    like = score.detach()
+    usable = (group_count(group, bad, like) > 0) & (group_count(group, good, like) > 0)
+    up = (score - margin) / tau
+    against = group_log_sum_exp(score / tau, group, bad)
+    gap = torch.where(usable, torch.where(usable, against, torch.zeros_like(against)) - up, torch.zeros_like(up))
+    log_q = -torch.nn.functional.softplus(gap, threshold=50)
+    share = group_count(group, good, like) * groups_with(usable & good, group, like)
+    return divide(select(log_q, usable & good), share)
+
+
+def gibbs_gap(z: Tensor, outcome: Tensor, group: Tensor, valid: Tensor, carriers: Tensor) -> Tensor:
+    """[B] ``(mean z − log mean e^z) / groups`` of each row's group, in equal parts on the rows in `carriers`.
+
+    Only groups whose valid rows differ in `outcome` count. Never positive in sum; 0 iff z is constant in each group.
+    """
+    like = z.detach()
+    mixed = group_varies(outcome, group, valid)
+    size = group_count(group, valid, like)
+    top = group_max(like, group, valid)
+    e = group_sum(select(z - top, valid).exp(), group, valid)
+    log_mean = divide(e, size).clamp(min=torch.finfo(z.dtype).tiny).log() + top
+    gap = divide(group_sum(z, group, valid), size) - log_mean
+    here = carriers & mixed
+    share = group_count(group, here, like) * groups_with(mixed, group, like)
+    return divide(select(gap, here), share)
