@@ -102,6 +102,31 @@ def test_a_sample_depends_on_weights_prompt_seed_and_options_only(options, token
     assert together[0][0].tokens != together[0][1].tokens
 
 
+@pytest.mark.parametrize("make", [tiny.gpt2, tiny.qwen3, tiny.gemma2])
+def test_rows_that_are_done_leave_without_a_trace(make, tokenizer):
+    """Many ends of sequence, so that rows finish at all times; each must be what it is alone."""
+    model = make(300)
+    model.generation_config.eos_token_id = list(range(0, 300, 6))
+    seeds = [[10 * p + s for s in range(8)] for p in range(4)]
+    for options in (SamplingOptions(max_tokens=20), SamplingOptions(max_tokens=20, top_k=50)):
+        found = HFEngine(model, tokenizer).generate(PROMPTS, seeds, options)
+        lengths = {len(c.tokens) for row in found for c in row}
+        assert len(lengths) > 4
+        assert gap(model, PROMPTS, found, 1.0) < 2e-5
+        for p, row in enumerate(found):
+            for s, completion in enumerate(row):
+                alone = HFEngine(model, tokenizer).generate([PROMPTS[p]], [[seeds[p][s]]], options)[0][0]
+                assert alone.tokens == completion.tokens
+                assert completion.truncated == (completion.tokens[-1] % 6 != 0 and completion.tokens[-1] != 2)
+
+
+@pytest.mark.parametrize("make", [tiny.gpt2, tiny.llama, tiny.qwen3, tiny.gemma2, tiny.mistral, tiny.granite])
+def test_the_usual_families_take_the_quick_way(make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decoding.choose(make(300)) is decoding.CachedDecoder
+
+
 def test_the_global_generator_is_left_alone(tokenizer):
     engine = HFEngine(tiny.llama(300), tokenizer)
     torch.manual_seed(3)
@@ -139,6 +164,26 @@ def test_a_cache_that_can_not_share_is_noticed_aloud(fault, tokenizer, monkeypat
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         HFEngine(model, tokenizer).generate(PROMPTS, SEEDS, FULL)
+
+
+def test_a_model_with_recurrent_layers_and_a_mixture_of_experts(tokenizer):
+    shape = {"num_key_value_heads": 1, "layer_types": ["conv", "full_attention"]}
+    recurrent = tiny._llama_style("Lfm2ForCausalLM", "Lfm2Config", 300, torch.float32, 0, **shape)
+    shape = {"num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2}
+    experts = tiny._llama_style("MixtralForCausalLM", "MixtralConfig", 300, torch.float32, 0, **shape)
+    for model in (recurrent, experts):
+        got = HFEngine(model, tokenizer).generate(PROMPTS, SEEDS, FULL)
+        assert gap(model, PROMPTS, got, 1.0) < 2e-5
+
+
+def test_a_model_with_adapters(tokenizer):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj", "lm_head"], init_lora_weights=False)
+    model = peft.get_peft_model(tiny.llama(300), config)
+    got = HFEngine(model, tokenizer).generate(PROMPTS, SEEDS, CUT)
+    assert gap(model, PROMPTS, got, CUT.temperature) < 2e-5
+    policy_terms(model, as_rollouts(PROMPTS, got), temperature=0.7).logp.sum().backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if "lora_B" in n)
 
 
 def test_greedy_takes_the_likeliest(tokenizer):
@@ -212,7 +257,7 @@ def test_a_stop_string_that_is_a_special_token(tokenizer):
 def test_responses_end_at_the_context(make, tokenizer):
     model = make(300)
     prompts = [[5] * 60, [6] * 63, [7] * 3]
-    got = HFEngine(model, tokenizer).generate(prompts, [[1], [2, 3], [4, 5]], SamplingOptions(max_tokens=30))
+    got = HFEngine(model, tokenizer).generate(prompts, [[1], [2, 3], range(4, 20)], SamplingOptions(max_tokens=30))
     for prompt, row in zip(prompts, got, strict=True):
         for c in row:
             assert len(c.tokens) <= min(30, 64 - len(prompt))

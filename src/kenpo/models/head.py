@@ -128,9 +128,14 @@ def module_inputs(module: Any, ids: Tensor) -> dict[str, Any]:
 
 
 def accepted_arguments(module: Any) -> frozenset[str]:
-    """Names of the arguments of a module's forward, looked up through decorators and adapters."""
+    """Names of the arguments of a module's forward, looked up through decorators and adapters.
+
+    Where it takes any keyword, ``use_cache`` counts as accepted: some families read it from there only.
+    """
     inner = module.get_base_model() if hasattr(module, "get_base_model") else module
-    return frozenset(inspect.signature(inner.forward).parameters)
+    parameters = inspect.signature(inner.forward).parameters
+    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return frozenset(parameters) | ({"use_cache"} if anything else frozenset())
 
 
 _heads: weakref.WeakKeyDictionary[Any, list[Head | None]] = weakref.WeakKeyDictionary()
