@@ -2,7 +2,7 @@
 
     python recipes/bundled_model.py --out runs/bundled
 
-One to two minutes on two idle cores. The same as
+The shipped one took 13 minutes on two cores under heavy other load; expect two to three on idle ones. The same as
 
     kenpo sft --fresh qwen3 --steps 400 --lr 2e-3 --schedule cosine --threads 2 --out runs/bundled
 
