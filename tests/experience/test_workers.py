@@ -37,7 +37,8 @@ def reward(completion, answer, prompt=None, level=None, truncated=None):
         print("last words", flush=True)
         os._exit(3)
     if do == "child":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+        with open(os.path.join(os.path.dirname(__file__), "child.pid"), "w") as file: file.write(str(child.pid))
         time.sleep(60)
     if do == "stdin": return float(sys.stdin.read() == "")
     if do == "memory": return len(bytearray(1 << 40))
@@ -67,8 +68,11 @@ def alive(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] != "Z"
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def gone(pids, seconds=10):
@@ -115,7 +119,7 @@ def test_a_hung_sample_costs_its_time_limit_and_nothing_else(spec):
         assert "1 s" in verdicts[2].detail
 
 
-def test_stuck_workers_are_killed_with_their_children_and_the_count_is_back(spec):
+def test_stuck_workers_are_killed_with_their_children_and_the_count_is_back(spec, tmp_path):
     with load_verifier(spec, time_limit=1.0) as verifier:
         verifier.score(samples("good", "good"))
         before = verifier.processes()
@@ -124,8 +128,7 @@ def test_stuck_workers_are_killed_with_their_children_and_the_count_is_back(spec
         after = verifier.processes()
         assert len(after) == 2
         assert gone(before)
-        listed = subprocess.run(["ps", "-eo", "pgid=", "--no-headers"], capture_output=True, text=True).stdout.split()
-        assert not {str(pid) for pid in before} & set(listed)
+        assert gone([int((tmp_path / "child.pid").read_text())])
     assert gone(after)
     assert verifier.processes() == []
 
@@ -263,11 +266,14 @@ verifier.score([Sample(completion="hang", answer="y"), Sample(completion="child"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pids = [int(word) for word in parent.stdout.readline().split()]
     assert len(pids) == 2
-    time.sleep(0.3)
+    end = time.monotonic() + 20
+    while not (tmp_path / "child.pid").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.2)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert gone(pids)
+    assert gone([*pids, int((tmp_path / "child.pid").read_text())])
 
 
 def test_reasoning_gym_scores_by_the_dataset_of_the_problem():
@@ -294,19 +300,23 @@ def test_reasoning_gym_scores_by_the_dataset_of_the_problem():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_reasoning_gym_dataset_makes_and_scores_a_problem():
     pytest.importorskip("reasoning_gym")
     from reasoning_gym.factory import DATASETS
 
-    for name in sorted(set(DATASETS) - {"composite"}):
-        task = load_task(f"reasoning_gym:{name}")
-        problem = task.train(0)
-        assert problem.prompt.strip(), name
-        with load_verifier("reasoning_gym", task=task, workers=1, time_limit=60.0) as verifier:
-            completion = f"<answer>{problem.answer}</answer>"
-            (verdict,) = verifier.score(
-                [Sample(completion=completion, answer=problem.answer, prompt=problem.prompt, extra=problem.extra)]
-            )
-        assert verdict.status == "ok", (name, verdict)
-        if problem.answer is not None and len(problem.answer) < 500:
-            assert verdict.reward == 1.0, (name, verdict)
+    tasks = [load_task(f"reasoning_gym:{name}") for name in sorted(set(DATASETS) - {"composite"})]
+    problems = [task.train(0) for task in tasks]
+    asked = [
+        Sample(completion=f"<answer>{p.answer}</answer>", answer=p.answer, prompt=p.prompt, extra=p.extra)
+        for p in problems
+    ]
+    with load_verifier("reasoning_gym", task=tasks[0], time_limit=60.0) as verifier:
+        verdicts = verifier.score(asked)
+    bad = [
+        (task.name, verdict, p.answer)
+        for task, p, verdict in zip(tasks, problems, verdicts, strict=True)
+        # where several answers are right the dataset names none
+        if verdict.status != "ok" or (p.answer is not None and len(p.answer) < 500 and verdict.reward != 1.0)
+    ]
+    assert bad == []

@@ -240,7 +240,7 @@ class MathVerify(_Remote):
     """Mathematical equality by math_verify: LaTeX, sets, intervals, units; see `mathematics.py` for what is mended.
 
     The answer is the last explicit form, else the last formula in math delimiters, else a text of one short line that
-    is no prose, else (where the gold is a number) the last number. A gold that can't be read abstains for every completion.
+    is no prose, else (where the gold is a number) the last number. A gold that can't be read abstains for all.
     """
 
     name = "math_verify"

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import queue
+import random
 import signal
 import sys
 import threading
@@ -128,6 +129,9 @@ def _reasoning_gym(setup: dict[str, Any]) -> Handler:
 
     @functools.lru_cache(maxsize=64)
     def entry(name: str, seed: int) -> tuple[Any, Any]:
+        random.seed(seed)  # some generators (codeio) also draw from the global ones
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % (1 << 32))
         dataset = reasoning_gym.create_dataset(name, seed=seed, size=1)
         return dataset, dataset[0]
 
@@ -138,7 +142,7 @@ def _reasoning_gym(setup: dict[str, Any]) -> Handler:
 
             return {"datasets": sorted(DATASETS), "system": SYSTEM_PROMPTS["default"]}
         if sample.get("make"):
-            made = reasoning_gym.create_dataset(sample["dataset"], seed=sample["seed"], size=1)[0]
+            made = entry(sample["dataset"], sample["seed"])[1]
             return {"question": made["question"], "answer": made["answer"]}
         dataset, row = entry(sample["dataset"], sample["seed"])
         if row["question"] != sample["question"]:
