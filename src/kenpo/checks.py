@@ -55,7 +55,9 @@ def check_finite(rows: Rollouts | Policy, mask: Tensor, needs: frozenset[str]) -
 
 def check_groups_whole(a: Algorithm, prepared: Prepared, stages: Sequence[Stage]) -> None:
     """Raise `ScopeError` if a stage must see whole groups and the minibatch splits one."""
-    wide = [s for s in (*stages, a.ratio, a.surrogate, *a.regularizers) if s is not None and s.span >= Scope.GROUP]
+    late = a.advantage if a.advantage.policy_needs else None  # an early one has seen its groups in prepare
+    parts = (*stages, late, a.ratio, a.surrogate, *a.regularizers)
+    wide = [s for s in parts if s is not None and s.span >= Scope.GROUP]
     if not wide:
         return
     here = groups.group_count(prepared.rollouts.group, prepared.selected, prepared.shaped)

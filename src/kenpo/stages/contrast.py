@@ -45,9 +45,10 @@ class GroupInfoNCE(Surrogate):
 class GibbsGap(Surrogate):
     """``mean z − log mean e^z`` of a group, ``z_i = R_i/beta − log(π_θ(y_i)/π_ref(y_i))``: 0 iff all z are equal.
 
-    Then the policy is the reference's Gibbs policy of the reward. The mean over groups whose raw outcomes differ; a
-    group's value stands on its responses with a non-zero advantage, in equal parts. Sequence log-ratios saturate at
-    ±20. A reconstruction of GGPO, arXiv:2610.20814: its scale, stabiliser and refresh of the reference are not public.
+    Then the policy is the reference's Gibbs policy of the reward. The mean over groups whose raw outcomes differ, empty
+    responses left out; a group's value stands on its responses with a non-zero advantage, in equal parts. Sequence
+    log-ratios saturate at ±20. A reconstruction of GGPO, arXiv:2610.20814: its scale, stabiliser and the refresh of the
+    reference are not public.
     """
 
     beta: float = 1.0
@@ -61,7 +62,8 @@ class GibbsGap(Surrogate):
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         drift = ratios.saturate(masked.row_sum(ctx.logp - ctx.read("logp_ref"), ctx.mask))
-        z = masked.select(ctx.rewards.to(drift.dtype), ctx.selected) / self.beta - drift
+        taking_part = ctx.selected & ctx.mask.any(-1)
+        z = masked.select(ctx.rewards.to(drift.dtype), taking_part) / self.beta - drift
         carriers = (ctx.advantages != 0).any(-1)
-        value = contrast.gibbs_gap(z, ctx.rewards, ctx.group, ctx.selected, carriers)
+        value = contrast.gibbs_gap(z, ctx.rewards, ctx.group, taking_part, carriers)
         return value.unsqueeze(-1).expand_as(ctx.logp)

@@ -27,7 +27,7 @@ class ShapedProbability(Ratio):
     """``p/(p + gamma)``, p = π_θ(y_t): an expert's token, its behaviour probability set to 1 and shaped.
 
     Coefficient of ∇log π: gamma·p/(p + gamma)², largest (¼) at p = gamma: unlikely tokens are not drowned by likely
-    ones, nor hammered. p saturates at e^−20. Source: LUFFY, arXiv:2504.14945 (gamma 0.1).
+    ones, nor hammered. Source: LUFFY, arXiv:2504.14945 (gamma 0.1).
     """
 
     gamma: float = 0.1
@@ -38,7 +38,7 @@ class ShapedProbability(Ratio):
         self.refuse(self.gamma > 0, f"gamma must be positive, got {self.gamma}")
 
     def __call__(self, ctx: Context) -> Tensor:
-        p = ratios.saturate(ctx.logp).exp()
+        p = ctx.logp.clamp(max=ratios.LIMIT).exp()
         return p / (p + self.gamma)
 
 
@@ -57,7 +57,7 @@ class ExpertRatio(Ratio):
         self.refuse(self.offset > 0, f"offset must be positive, got {self.offset}")
 
     def __call__(self, ctx: Context) -> Tensor:
-        p, mu = ratios.saturate(ctx.logp).exp(), ratios.saturate(ctx.read("logp_sampler")).exp()
+        p, mu = (x.clamp(max=ratios.LIMIT).exp() for x in (ctx.logp, ctx.read("logp_sampler")))
         return p / (mu + self.offset)
 
 
