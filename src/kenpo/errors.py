@@ -64,6 +64,10 @@ class NoDivergenceWarning(UserWarning):
     Usually the sampler's log-probs were scored again by the trainer instead of being recorded."""
 
 
+class LongResponseWarning(UserWarning):
+    """A criterion that is known to fail on long responses is used alone on them."""
+
+
 def unknown_name(kind: str, name: str, known, hint: str = "") -> UnknownNameError:
     """An :class:`UnknownNameError` that lists close matches, or all names if none is close."""
     import difflib

@@ -26,22 +26,24 @@ class Rule(Stage):
     """One test of ρ = π_old/μ: per token, or by the response's sum, mean or maximum (0 for an empty response).
 
     With x = log ρ: k1 = −x, k2 = x²/2, k3 = ρ − 1 − x. k2 and k3 pass if ≤ `upper`. k1 passes if a ratio lies in
-    [lower, upper], both inclusive: ρ = e^−k1, or with ``band_on="inverse_rho"`` 1/ρ = e^k1 (verl's reading; they differ
-    for bands that are not symmetric in log space). seq_mean_k1 tests the geometric mean of ρ, seq_sum_k1 its product.
+    [lower, upper], both inclusive; ``band_on`` must then say which: "rho", e^−k1, or "inverse_rho", e^k1 (verl's
+    reading; they differ for bands that are not symmetric in log space). seq_mean_k1 tests the geometric mean,
+    seq_sum_k1 the product.
     """
 
     statistic: Statistic
     upper: float
     lower: float | None = None
-    band_on: Literal["rho", "inverse_rho"] = "rho"
+    band_on: Literal["rho", "inverse_rho"] | None = None
 
     def check(self) -> None:
         if self.statistic.endswith("k1"):
             self.refuse(self.lower is not None, f"{self.statistic} needs lower and upper, bounds on a ratio")
+            self.refuse(self.band_on is not None, f"{self.statistic} needs band_on: 'rho' or 'inverse_rho'")
             self.refuse(0 <= (self.lower or 0) < self.upper, f"needs 0 ≤ lower < upper, got {self.lower}, {self.upper}")
         else:
             self.refuse(self.lower is None, f"{self.statistic} has no lower bound")
-            self.refuse(self.band_on == "rho", f"band_on has no effect on {self.statistic}")
+            self.refuse(self.band_on is None, f"band_on has no effect on {self.statistic}")
             self.refuse(self.upper >= 0, f"upper must not be negative, got {self.upper}")
 
     @property

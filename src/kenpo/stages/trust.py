@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kenpo.errors import LongResponseWarning
 from kenpo.ops import divergences, masked, trust
 from kenpo.stages.base import Scope, Weight
 from kenpo.stages.context import Context
 from kenpo.stages.ratios import Anchor
+
+#: Tokens from which on the max criterion alone is known to reject nearly everything (ours; the source says "long").
+_LONG = 4096
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,8 @@ class SequenceKLMask(Weight):
 
     ``estimator="sampled"``: with x = log π_θ/μ, the largest k2 = x²/2 (symmetric, so it sees both directions) and the
     mean k3 = e^x − 1 − x; detectors, not bounds. "exact": both on the full-vocabulary KL(μ‖π_θ) in policy.kl_sampler,
-    the only form to which the paper's theorem applies. An empty response is trusted.
+    the only form to which the paper's theorem applies. An empty response is trusted. Responses beyond 4096 tokens
+    without ``mean`` are warned about once: the longer, the surer one token fails the max criterion.
     Source: TRM, arXiv:2512.23075; the choice of sampled estimators is that of slime and of the authors' blog.
     """
 
@@ -114,6 +120,13 @@ class SequenceKLMask(Weight):
             x = ctx.log_ratio("sampler").detach()
             largest, average = divergences.k2(x), divergences.k3(x)
         keep = ctx.mask.new_ones(len(ctx.mask))
+        if self.mean is None and ctx.mask.shape[-1] > _LONG and bool((ctx.lengths > _LONG).any()):
+            warnings.warn(
+                f"sequence_kl_mask: responses of more than {_LONG} tokens are judged by their worst token alone; add "
+                "the average criterion, e.g. --set weights.sequence_kl_mask.mean=0.001",
+                LongResponseWarning,
+                stacklevel=2,
+            )
         if self.max is not None:
             keep = keep & ~(ctx.mask & (largest > self.max)).any(-1)
         if self.mean is not None:
