@@ -122,7 +122,7 @@ def test_the_last_number_of_a_text(text, value):
         ("no form 42", None),
         ("the answer is: ", None),
         ("", None),
-        ("<answer>\nab\ncd\n</answer>", "ab\ncd"),
+        ("<answer>\nab\ncd.\n</answer>", "ab\ncd."),
     ],
 )
 def test_explicit_forms(text, answer):

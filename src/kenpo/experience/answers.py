@@ -2,7 +2,7 @@ r"""Finding the answer in a completion.
 
 Explicit forms, of which the one that starts last in the text counts:
 
-- `<answer>17</answer>`
+- `<answer>17</answer>`, taken word for word
 - `\boxed{17}` or `\fbox{17}`, braces matched
 - `#### 17`, to the end of the line
 - `Answer: 17`, `the final answer is 17`, `answer = 17`, to the end of the sentence or line
@@ -29,7 +29,6 @@ _LONGEST = 2_000  # characters of an explicit answer; a longer one is no answer
 def explicit_answer(text: str) -> str | None:
     """The content of the last explicit form, stripped; None if the text has none (or only empty ones)."""
     for _, content in sorted(_forms(text), reverse=True):
-        content = _unwrap(content)
         if content:
             return content
     return None
@@ -61,14 +60,14 @@ def _tagged(text: str) -> Iterator[tuple[int, str]]:
     for match in _last(_TAG, text):
         end = text.lower().find("</answer>", match.end(), match.end() + _LONGEST)
         if end >= 0:
-            yield match.start(), text[match.end() : end]
+            yield match.start(), text[match.end() : end].strip()
 
 
 def _boxed(text: str) -> Iterator[tuple[int, str]]:
     for match in _last(_BOX, text):
         content = braced(text, match.end())
         if content is not None:
-            yield match.start(), content
+            yield match.start(), strip_math(content)
 
 
 def braced(text: str, start: int) -> str | None:
@@ -88,14 +87,14 @@ def braced(text: str, start: int) -> str | None:
 
 def _hashed(text: str) -> Iterator[tuple[int, str]]:
     for match in _last(_HASHES, text):
-        yield match.start(), match[1][:_LONGEST]
+        yield match.start(), _unwrap(match[1][:_LONGEST])
 
 
 def _marked(text: str) -> Iterator[tuple[int, str]]:
     for match in _last(_MARKER, text):
         window = text[match.end() : match.end() + _LONGEST]
         end = _SENTENCE_END.search(window, len(window) - len(window.lstrip()))
-        yield match.start(), window[: end.start()] if end else window
+        yield match.start(), _unwrap(window[: end.start()] if end else window)
 
 
 def _unwrap(content: str) -> str:
