@@ -5,7 +5,9 @@ from __future__ import annotations
 import kenpo
 
 #: Settings without which an entry refuses to run.
-SETTINGS = {"dr_grpo": {"aggregate.length": 7}}
+SETTINGS: dict[str, dict] = {
+    name: {"aggregate.length": 7} for name in ("dr_grpo", "range_grpo", "luffy", "luffy-known")
+}
 #: Extra fields that the random cases must carry.
 OPTIONS: dict[str, dict] = {}
 
@@ -25,6 +27,8 @@ def options(name: str) -> dict:
         found["router"] = (2, 2)
     if "origin" in a.needs:
         found["experts"] = True
+    if "prompt_mask" in a.needs:
+        found["query"] = True
     return found | OPTIONS.get(name, {})
 
 

@@ -20,6 +20,12 @@ FEW = range(12)
 HUNDRED = range(100)
 
 
+def scored(case):
+    """Prompt positions that a penalty reads."""
+    rollouts = case["rollouts"]
+    return rollouts.get("prompt_mask") or [[0] * len(row) for row in rollouts["mask"]]
+
+
 def evaluated(name, case, dtype=torch.float64):
     return kenpo.evaluate(algorithm(name), *tensors(case, dtype))
 
@@ -31,9 +37,10 @@ def test_finite_and_zero_off_the_mask(name, gap):
         case = make_case(seed, gap=gap, no_verdict=seed % 3 == 0, fresh=seed % 4 == 0, **options(name))
         result = evaluated(name, case)
         off = ~torch.tensor(case["rollouts"]["mask"], dtype=torch.bool)
-        for value in (result.coefficients, result.advantages, result.weights):
+        unscored = off & ~torch.tensor(scored(case), dtype=torch.bool)
+        for value, zero in ((result.coefficients, unscored), (result.advantages, off), (result.weights, off)):
             assert bool(torch.isfinite(value).all()), (seed, name)
-            assert not bool(value[off].any()), (seed, name)
+            assert not bool(value[zero].any()), (seed, name)
         assert math.isfinite(float(result.loss))
 
 
@@ -111,10 +118,11 @@ def test_junk_at_masked_positions_changes_nothing(name):
     for seed in FEW:
         case = make_case(seed, **options(name))
         clean = {part: dict(fields) for part, fields in case.items()}
-        mask = case["rollouts"]["mask"]
+        rows = zip(case["rollouts"]["mask"], scored(case), strict=True)
+        mask = [[m or q for m, q in zip(*row, strict=True)] for row in rows]
         for part in case:
             for field, rows in case[part].items():
-                if field == "mask" or not isinstance(rows[0], list) or isinstance(rows[0][0], list):
+                if field in ("mask", "prompt_mask") or not isinstance(rows[0], list) or isinstance(rows[0][0], list):
                     continue
                 clean[part][field] = [
                     [x if m else -1.0 if isinstance(x, float) else x for x, m in zip(row, keep, strict=True)]
@@ -129,6 +137,8 @@ def test_nothing_to_learn_gives_zero_with_a_graph(name, what):
     rollouts, policy = tensors(make_case(3, **options(name)))
     if what == "masked":
         rollouts = rollouts.replace(mask=torch.zeros_like(rollouts.mask))
+        if rollouts.prompt_mask is not None:
+            rollouts = rollouts.replace(prompt_mask=torch.zeros_like(rollouts.prompt_mask))
     elif what == "no verdict":
         rollouts = rollouts.replace(rewards=torch.full_like(rollouts.rewards, math.nan))
     elif what == "no rows":
