@@ -46,6 +46,10 @@ def train(argv: list[str]) -> int:
         if rank == 0:
             raise
         return error.exit_status  # every rank meets the same error; the first one says it
+    except KeyboardInterrupt:  # the second Ctrl-C: at once
+        if rank == 0:
+            print("kenpo train: stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
     if rank == 0 and "plan" in summary:
         print(summary["plan"])
     return 0

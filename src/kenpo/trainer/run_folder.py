@@ -104,7 +104,7 @@ class RunFolder:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         if text:
             with disk_errors(name), open(self.path / name, "ab") as f:
-                f.write(text.encode())
+                f.write(text.encode("utf-8", "backslashreplace"))  # a lone surrogate stays readable JSON
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each log, made durable first: a checkpoint relies on them."""
