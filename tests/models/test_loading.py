@@ -8,6 +8,7 @@ import tiny
 import torch
 
 from kenpo.errors import InputError, KenpoError
+from kenpo.models import loading
 from kenpo.models.loading import context_length, encode_prompt, load_model, stop_ids
 
 
@@ -73,7 +74,21 @@ def test_a_hub_that_gives_nothing(monkeypatch):
         raise OSError("We couldn't connect to the hub.\nMore lines follow.")
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", gone)
+    monkeypatch.setattr(loading, "_hub_is_out_of_reach", lambda _name: False)
     assert "hub gave nothing" in refused("someone/some-model")
+
+
+def test_a_hub_out_of_reach_is_known_at_once(monkeypatch):
+    import socket
+    import urllib.request
+
+    def no_address(*_args, **_kwargs):
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_address)
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
+    assert "hub can't be reached" in refused("someone/some-model-that-nobody-has")
+    assert "no name a hub could have" in refused("someone/with spaces")
 
 
 def test_what_is_no_whole_causal_model(folder, tmp_path):

@@ -70,7 +70,35 @@ def _resolve(path_or_name: str | Path) -> tuple[str, bool]:
     parts = text.split("/")
     if not text or text[0] in "./~" or text.endswith("/") or len(parts) > 2 or "\\" in text:
         raise InputError(f"{text or repr(text)}: no such model folder")
+    if _hub_is_out_of_reach(text):
+        raise InputError(
+            f"{text}: no such folder, and the model hub can't be reached from here; give the path of a model folder"
+        )
     return text, False
+
+
+def _hub_is_out_of_reach(name: str) -> bool:
+    """Whether the hub's host has no address and the model is in no cache: known at once, not after many tries.
+
+    Where a proxy is set, it alone can tell; the answer is then no.
+    """
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    try:
+        cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except ValueError as error:  # not a possible name
+        raise InputError(f"{name}: no such model folder, and no name a hub could have ({_first_line(error)})") from None
+    if cached or getproxies():
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return True
+    return False
 
 
 def _check_folder(folder: Path) -> None:
@@ -140,8 +168,11 @@ def _weights(source: str, config: Any, dtype: torch.dtype):
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bars or load reports: errors are raised as one line instead."""
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
+    hub_level = hub_logging.get_verbosity()
+    hub_logging.set_verbosity_error()
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -149,6 +180,7 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(level)
+        hub_logging.set_verbosity(hub_level)
         if bars:
             logging.enable_progress_bar()
 
