@@ -61,7 +61,7 @@ def capped_moment(values: Tensor, budget: float) -> Tensor | None:
     v = v.sort().values
     before = v.cumsum(0) - v
     reached = before + v * (n - torch.arange(n, device=v.device)) >= budget * n
-    first = int(reached.to(torch.uint8).argmax())
+    first = int((~reached).sum())  # what is reached grows along the sorted values
     return v[max(first - 1, 0)]
 
 
