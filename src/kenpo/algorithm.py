@@ -33,7 +33,7 @@ from kenpo.stages.base import (
     Weight,
     snake,
 )
-from kenpo.stages.context import Context
+from kenpo.stages.context import Context, raised
 from kenpo.types import POLICY_FIELDS, Batch, Loss, Policy, Prepared, Result, Rollouts, Totals
 
 
@@ -361,9 +361,10 @@ def _leaves(policy: Policy, needs: frozenset[str]) -> dict[str, Tensor]:
 def coefficients(a: Algorithm, batch: Batch, policy: Policy, measure: bool = True) -> tuple[Loss, dict[str, Tensor]]:
     """The microbatch's loss without a graph, and d loss / d field for each policy field that the algorithm reads.
 
-    The gradients are what a trainer hands to its own backward pass: ``logp.backward(gradients["logp"])``.
+    The gradients are what a trainer hands to its own backward pass: ``logp.backward(gradients["logp"])``. Those of half
+    precision fields are float32.
     """
-    leaves = {n: v.detach().requires_grad_() for n, v in _leaves(policy, a.needs).items()}
+    leaves = {n: raised(v.detach()).requires_grad_() for n, v in _leaves(policy, a.needs).items()}
     with torch.enable_grad():
         share = objective(a, batch, policy.detach().replace(**leaves), measure)
         found = torch.autograd.grad(share.loss, list(leaves.values()), allow_unused=True)
@@ -377,9 +378,9 @@ def evaluate(a: Algorithm, rollouts: Rollouts, policy: Policy, state: Any = None
     ``result.loss`` has a graph to `policy`'s fields where they require grad. See `kenpo.types.Result`.
     """
     prepared = prepare(a, rollouts, state)
-    fields = {
-        n: v if v.requires_grad else v.detach().clone().requires_grad_() for n, v in _leaves(policy, a.needs).items()
-    }
+    given = _leaves(policy, a.needs)
+    with torch.enable_grad():  # raised first: a coefficient may exceed what fp16 holds
+        fields = {n: raised(v if v.requires_grad else v.detach().clone().requires_grad_()) for n, v in given.items()}
     policy = policy.replace(**fields)
     batch = weigh(a, prepared, policy.detach())
     with torch.enable_grad():

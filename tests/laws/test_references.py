@@ -8,17 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference import REFERENCES, numbers
 from reference.cases import make_case
 
 import kenpo
 from kenpo.casefile import run_file
 from laws.build import tensors
 from laws.catalogue import OPTIONS, SETTINGS, algorithm, names, options
+from laws.references import ALL, WITHOUT_ADVANTAGES, reference
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FILES = sorted((Path(__file__).parent.parent / "conformance").glob("*.json"))
-COVERED = [n for n in names() if n in REFERENCES]
+KINDS = {
+    "none": {"gap": "none"},
+    "usual": {},
+    "extreme": {"gap": "extreme"},
+    "fresh": {"fresh": True},
+    "no_verdict": {"no_verdict": True},
+}
 
 
 def close(got: float, want: float) -> bool:
@@ -38,21 +44,34 @@ def test_recorded_cases(path):
             assert all(close(x, y) for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("name", COVERED)
-@pytest.mark.parametrize("gap", ["none", "usual", "extreme"])
-def test_equals_its_reference(name, gap):
-    given = numbers(SETTINGS.get(name, {}))
-    for seed in range(7):
-        case = make_case(seed, gap=gap, fresh=seed % 4 == 3, no_verdict=seed % 3 == 2, **options(name))
-        loss, coefficients, advantages, weights = REFERENCES[name](case, **given)
-        result = kenpo.evaluate(algorithm(name), *tensors(case))
-        assert close(float(result.loss), loss), seed
-        for got, want in (
-            (result.coefficients, coefficients),
-            (result.advantages, advantages),
-            (result.weights, weights),
-        ):
-            assert torch.allclose(got, torch.tensor(want, dtype=torch.float64), rtol=1e-9, atol=1e-10), seed
+def compared(name, seed, **kind):
+    case = make_case(seed, **kind, **options(name))
+    loss, coefficients, advantages, weights = reference(name, case)
+    result = kenpo.evaluate(algorithm(name), *tensors(case))
+    assert close(float(result.loss), loss), seed
+    pairs = [(result.coefficients, coefficients), (result.weights, weights)]
+    if name not in WITHOUT_ADVANTAGES:
+        pairs.append((result.advantages, advantages))
+    for got, want in pairs:
+        assert torch.allclose(got, torch.tensor(want, dtype=torch.float64), rtol=1e-9, atol=1e-10), seed
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_its_reference(name, kind):
+    for seed in range(3):
+        compared(name, seed, **KINDS[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_equals_its_reference_on_many(name):
+    for seed in range(300):
+        compared(name, seed, **KINDS[list(KINDS)[seed % len(KINDS)]])
+
+
+def test_every_algorithm_has_a_reference():
+    assert sorted(set(names()) - ALL.keys()) == []
 
 
 def test_the_options_name_catalogued_algorithms():

@@ -116,8 +116,9 @@ def reco(case, eps=1e-6):
     A = batch.advantages(z_score(eps))
     W = []
     for y in batch:
-        u = math.exp(-mean(y.old)) if y.n else 0.0
-        W.append([u * variance_ratio(lp.data, old) for lp, old in zip(y.logp, y.old, strict=True)])
+        u = math.exp(saturate(-mean(y.old))) if y.n else 0.0
+        v = [variance_ratio(lp.data, old) for lp, old in zip(y.logp, y.old, strict=True)]
+        W.append([u * clamp(x, math.exp(-20), math.exp(20)) for x in v])
     J = [[w * a * lp for w, lp in zip(row, y.logp, strict=True)] for y, a, row in zip(batch, A, W, strict=True)]
     return batch.result(-sequence_sum(batch, J), A, W)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from .batch import Batch, centred, clipped, mean, sequence_sum, token_mean, z_score
-from .grpo_family import dhpo, gmpo, pmpo
+from .batch import Batch, centred, clipped, group_token_mean, mean, sequence_sum, token_mean, z_score
+from .grpo_family import cispo, dapo, dhpo, gmpo, pmpo
 from .mismatch import corrections, mis, preserving_clip, tis, weighted_clip
 from .mixed_policy import compatibility_weight
 from .rejection import geometric_weights
@@ -144,9 +144,24 @@ def graft(case, threshold=0.8, low=0.2, high=0.28, eps=1e-6):
     return batch.result(-token_mean(batch, J, sum(1 for row in W for w in row if w)), A, W)
 
 
+def cispo_mask(case, cap=5.0, low=0.2, high=0.28, eps=1e-6):
+    """CISPO with its unified mask, at PPO's bounds: no token that moved out of [1-low, 1+high] where A pushes."""
+    batch = Batch(case)
+    A = batch.by_group(batch.rewards, z_score(eps))
+    M, J = [], []
+    for y, a in zip(batch, A, strict=True):
+        R = [stop(r) for r in y.ratios()]
+        M.append([float(not ((a > 0 and r > 1 + high) or (a < 0 and r < 1 - low))) for r in R])
+        J.append([m * min(r, cap) * a * lp for m, r, lp in zip(M[-1], R, y.logp, strict=True)])
+    return batch.result(-token_mean(batch, J), A, M)
+
+
 DEFAULT_RULES = ({"statistic": "seq_mean_k3", "upper": 0.01},)
 
 VARIANTS = {
+    "dapo-paper-denominator": partial(dapo, average=group_token_mean),
+    "cispo-floor": partial(cispo, floor=0.8, cap=1.2),
+    "cispo-mask": cispo_mask,
     "gmpo-literal": partial(gmpo, literal=True),
     "pmpo-half": partial(pmpo, p=0.5),
     "sspo-arctan": sspo_arctan,
