@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kenpo.ops.linear_logprob import Transform, linear_logprob
+from kenpo.ops.linear_logprob import Second, Transform, linear_logprob
 
 D = torch.float64
 
@@ -51,7 +51,8 @@ def test_values_and_all_gradients(transform, tile, bias):
     leaves = [x for x in (hidden, weight, b) if x is not None]
     ours = linear_logprob(hidden, weight, targets, bias=b, transform=transform, entropy=True, ids=ids, tile=tile)
     theirs = plain(hidden, weight, targets, b, transform, ids)
-    for x, y in zip(ours, theirs, strict=True):
+    assert ours.kl is None
+    for x, y in zip(ours[:3], theirs, strict=True):
         assert torch.allclose(x, y, rtol=1e-12, atol=1e-12)
     for pick in ([0], [1], [2], [0, 1, 2]):
         loss = sum((ups[i] * ours[i]).sum() for i in pick)
@@ -125,3 +126,42 @@ def test_autocast_uses_its_dtype_and_returns_gradients_in_the_parameters():
     assert w.grad.dtype == torch.float32
     exact = plain(hidden, weight, targets, None, Transform(), None)[0].detach()
     assert float((out.detach().double() - exact).abs().max()) < 0.2
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("tile", [7, 4096])
+def test_divergence_from_a_second_head(reverse, tile):
+    """Value and gradient, also together with the other terms; the second head gets none."""
+    hidden, weight, b, targets, ids, ups = inputs(n=20, v=90)
+    h2, w2, _, _, _, _ = inputs(n=20, v=90, h=5, seed=1)
+    ours_t, their_t = Transform(0.9, cap=6.0), Transform(1.2, scale=0.5)
+    second = Second(h2, w2, transform=their_t, reverse=reverse)
+    got = linear_logprob(
+        hidden, weight, targets, bias=b, transform=ours_t, entropy=True, ids=ids, second=second, tile=tile
+    )
+    z = (6.0 * torch.tanh((hidden @ weight.T + b) / 6.0) / 0.9).log_softmax(-1)
+    y = (h2 @ w2.T * 0.5 / 1.2).log_softmax(-1).detach()
+    kl = (y.exp() * (y - z)).sum(-1) if reverse else (z.exp() * (z - y)).sum(-1)
+    assert torch.allclose(got.kl, kl, rtol=1e-12, atol=1e-12)
+    h = -(z.exp() * z).sum(-1)
+    logp = z.gather(-1, targets[:, None]).squeeze(-1)
+    for mine, book in (
+        (ups[1] * got.kl, ups[1] * kl),
+        (ups[0] * got.logp + ups[1] * got.kl + got.entropy, ups[0] * logp + ups[1] * kl + h),
+    ):
+        a = torch.autograd.grad(mine.sum(), [hidden, weight, b], retain_graph=True)
+        right = torch.autograd.grad(book.sum(), [hidden, weight, b], retain_graph=True)
+        for x, y_ in zip(a, right, strict=True):
+            assert float((x - y_).abs().max()) <= 1e-10 * float(y_.abs().max())
+    got.kl.sum().backward()
+    assert h2.grad is None
+    assert w2.grad is None
+
+
+def test_divergence_from_itself_is_zero():
+    hidden, weight, _, targets, _, _ = inputs(n=9, v=50, bias=False)
+    for reverse in (False, True):
+        kl = linear_logprob(
+            hidden, weight, targets, second=Second(hidden, weight, reverse=reverse), tile=11
+        ).kl.detach()
+        assert float(kl.abs().max()) < 1e-12

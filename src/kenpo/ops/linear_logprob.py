@@ -4,6 +4,7 @@
 [N, tile] logits exist at a time, statistics run online (a running maximum, sum and first moment), and the backward pass
 makes each tile again. A tile's share of the head's gradient is one product over all N positions, so it needs no
 accumulator in higher precision. Nothing here knows a loss: any upstream gradients of any output are right.
+`kenpo.ops.fused_logprob` is the same in three products where the gradients can be told chunk by chunk.
 
 Axes: N positions, H hidden size, V vocabulary, K ids per position.
 """
@@ -30,32 +31,48 @@ class Transform(NamedTuple):
     scale: float | None = None
     cap: float | None = None
 
-    def apply(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(tempered logits, d tempered / d z or None where it is the constant `slope`), in float32 or float64.
-
-        Works in place on `z` if it already has that dtype.
-        """
+    def apply(self, z: Tensor) -> Tensor:
+        """Tempered logits in float32 or float64; works in place on `z` if it already has that dtype."""
         x = z if z.dtype in (torch.float32, torch.float64) else z.float()
         if self.scale is not None:
             x = x.mul_(self.scale)
-        if self.cap is None:
-            return (x if self.temperature == 1.0 else x.div_(self.temperature)), None
-        t = x.div_(self.cap).tanh_()
-        slope = (1 - t * t).mul_((self.scale or 1.0) / self.temperature)
-        return t.mul_(self.cap / self.temperature), slope
+        if self.cap is not None:
+            return x.div_(self.cap).tanh_().mul_(self.cap / self.temperature)
+        return x if self.temperature == 1.0 else x.div_(self.temperature)
 
-    @property
-    def slope(self) -> float:
-        """d tempered / d z where there is no soft cap."""
-        return (self.scale or 1.0) / self.temperature
+    def slope(self, x: Tensor) -> Tensor | float:
+        """d tempered / d raw at tempered logits `x`: a number where there is no soft cap."""
+        rate = (self.scale or 1.0) / self.temperature
+        if self.cap is None:
+            return rate
+        t = x * (self.temperature / self.cap)
+        return t.mul_(t).neg_().add_(1.0).mul_(rate)
+
+
+class Second(NamedTuple):
+    """A second distribution over the same vocabulary, a constant: its hidden states [N,H'] and head.
+
+    ``reverse`` False: KL(first‖second); True: KL(second‖first).
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    transform: Transform = Transform()
+    reverse: bool = False
+
+    def tile(self, at: slice) -> Tensor:
+        """[N, tile] of its tempered logits."""
+        return self.transform.apply(_raw(self.hidden, self.weight, self.bias, at))
 
 
 class Terms(NamedTuple):
-    """``logp`` [N] of the targets; ``entropy`` [N] in nats or None; ``ids_logp`` [N,K] or None."""
+    """``logp`` [N] of the targets; ``entropy`` [N] in nats, ``ids_logp`` [N,K] and ``kl`` [N] in nats, or None."""
 
     logp: Tensor
-    entropy: Tensor | None
-    ids_logp: Tensor | None
+    entropy: Tensor | None = None
+    ids_logp: Tensor | None = None
+    kl: Tensor | None = None
 
 
 def linear_logprob(
@@ -67,10 +84,11 @@ def linear_logprob(
     transform: Transform | None = None,
     entropy: bool = False,
     ids: Tensor | None = None,
+    second: Second | None = None,
     tile: int | None = None,
 ) -> Terms:
-    """Log-probs of `targets` [N] (and entropies, and log-probs of `ids` [N,K], −1 padded with 0) of hidden states
-    [N,H].
+    """Log-probs of `targets` [N] (and entropies, log-probs of `ids` [N,K], −1 padded with 0, and the divergence from
+    `second`) of hidden states [N,H].
 
     `weight` [V,H] and `bias` [V] are the head. Equal to logits → log_softmax → gather in value and gradient; exact for
     every upstream gradient, entropy's included. No gradient is made for what does not require one (a frozen head costs
@@ -82,14 +100,20 @@ def linear_logprob(
     tensor([0.5761, 0.2119], dtype=torch.float64)
     """
     transform = transform or Transform()
+    hidden, weight, bias = product_dtype(hidden, weight, bias)
+    if second is not None:
+        h, w, b = product_dtype(second.hidden.detach(), second.weight.detach(), second.bias)
+        second = second._replace(hidden=h, weight=w, bias=None if b is None else b.detach())
+    tile = tile or default_tile(len(hidden))
+    return Terms(*_LinearLogprob.apply(hidden, weight, bias, targets, ids, transform, entropy, second, tile))
+
+
+def product_dtype(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The head's operands in the dtype of its products: autocast's where that is on, else the weight's."""
+    dtype = weight.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
-        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    elif hidden.dtype != weight.dtype:
-        hidden = hidden.to(weight.dtype)
-    tile = tile or default_tile(len(hidden))
-    outputs = _LinearLogprob.apply(hidden, weight, bias, targets, ids, transform, entropy, tile)
-    return Terms(outputs[0], outputs[1], outputs[2])
+    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def default_tile(positions: int) -> int:
@@ -97,7 +121,8 @@ def default_tile(positions: int) -> int:
     return max(256, TILE_BYTES // (4 * max(1, positions)))
 
 
-def _tiles(vocabulary: int, tile: int) -> Iterator[slice]:
+def tiles(vocabulary: int, tile: int) -> Iterator[slice]:
+    """The vocabulary in slices of `tile` entries."""
     return (slice(a, min(a + tile, vocabulary)) for a in range(0, vocabulary, tile))
 
 
@@ -108,85 +133,122 @@ def _raw(hidden: Tensor, weight: Tensor, bias: Tensor | None, at: slice) -> Tens
 
 
 class Statistics(NamedTuple):
-    """Running maximum, normaliser and (if entropies are wanted) first moment [N] of rows of logits seen in tiles."""
+    """Running maximum and normaliser [N] of rows of logits seen in tiles, and first moments of what goes with them."""
 
     top: Tensor
     total: Tensor
-    moment: Tensor | None
+    moments: tuple[Tensor, ...]
 
     @classmethod
-    def start(cls, like: Tensor, moment: bool) -> Statistics:
+    def start(cls, like: Tensor, moments: int = 0) -> Statistics:
         """Of no logits at all; `like` [N] gives device and dtype."""
         none = torch.zeros_like(like)
-        return cls(torch.full_like(like, -torch.inf), none, none.clone() if moment else None)
+        return cls(torch.full_like(like, -torch.inf), none, (none,) * moments)
 
-    def add(self, x: Tensor) -> Statistics:
-        """With the next tile [N, tile] taken in; leaves `x` as it is."""
+    def add(self, x: Tensor, *others: Tensor) -> Statistics:
+        """With the next tile [N, tile] taken in; the moments are those of `others`, likewise [N, tile]."""
         top = torch.maximum(self.top, x.amax(-1))
         keep = (self.top - top).exp_()
         e = (x - top[:, None]).exp_()
         total = self.total * keep + e.sum(-1)
-        return Statistics(top, total, None if self.moment is None else self.moment * keep + e.mul_(x).sum(-1))
+        moments = [m * keep + torch.linalg.vecdot(e, o) for m, o in zip(self.moments, others, strict=True)]
+        return Statistics(top, total, tuple(moments))
 
     def norm(self) -> Tensor:
         """[N] logsumexp."""
         return self.top + self.total.log()
 
-    def entropy(self, norm: Tensor) -> Tensor:
-        """[N] entropy: logsumexp − E[x]."""
-        assert self.moment is not None
-        return norm - self.moment / self.total
+    def mean(self, moment: int) -> Tensor:
+        """[N] expectation under the softmax."""
+        return self.moments[moment] / self.total
 
 
-def _taken(x: Tensor, ids: Tensor, at: slice, into: Tensor) -> None:
+def taken(x: Tensor, ids: Tensor, at: slice, into: Tensor) -> None:
     """Copy the logits of those `ids` [N,K] that lie in this tile into `into` [N,K]."""
     inside = (ids >= at.start) & (ids < at.stop)
     local = (ids - at.start).clamp_(0, at.stop - at.start - 1)
     into.copy_(torch.where(inside, x.gather(-1, local), into))
 
 
+def together(targets: Tensor, ids: Tensor | None) -> Tensor:
+    """[N,1+K] targets and further ids."""
+    return targets[:, None] if ids is None else torch.cat([targets[:, None], ids], 1)
+
+
 class _LinearLogprob(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, ids, transform, entropy, tile):
+    def forward(ctx, hidden, weight, bias, targets, ids, transform, entropy, second, tile):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         like = hidden.new_empty((len(hidden),), dtype=dtype)
-        statistics = Statistics.start(like, entropy)
-        wanted = targets[:, None] if ids is None else torch.cat([targets[:, None], ids], 1)
+        reverse = second is not None and second.reverse
+        ours = Statistics.start(like, int(entropy) + int(second is not None and not reverse))
+        theirs = Statistics.start(like, int(reverse))
+        wanted = together(targets, ids)
         values = like.new_zeros(wanted.shape)
-        for at in _tiles(len(weight), tile):
-            x, _ = transform.apply(_raw(hidden, weight, bias, at))
-            statistics = statistics.add(x)
-            _taken(x, wanted, at, values)
-        norm = statistics.norm()
+        for at in tiles(len(weight), tile):
+            x = transform.apply(_raw(hidden, weight, bias, at))
+            others = [x] if entropy else []
+            if second is not None:
+                y = second.tile(at).to(dtype)
+                theirs = theirs.add(y, *([y - x] if reverse else []))
+                others += [] if reverse else [x - y]
+            ours = ours.add(x, *others)
+            taken(x, wanted, at, values)
+        norm = ours.norm()
         values.sub_(norm[:, None])
-        h = statistics.entropy(norm) if entropy else None
+        h = norm - ours.mean(0) if entropy else None
         ids_logp = None if ids is None else values[:, 1:].masked_fill(ids < 0, 0.0)
-        ctx.save_for_backward(hidden, weight, bias, wanted, norm, h)
-        ctx.transform, ctx.tile = transform, tile
-        return values[:, 0].clone(), h, ids_logp
+        kl = norm2 = None
+        if second is not None:
+            norm2 = theirs.norm()
+            kl = theirs.mean(0) - norm2 + norm if reverse else ours.mean(-1) - norm + norm2
+        ctx.save_for_backward(hidden, weight, bias, wanted, norm, h, norm2, kl)
+        ctx.transform, ctx.tile, ctx.second = transform, tile, second
+        ctx.set_materialize_grads(False)
+        return values[:, 0].clone(), h, ids_logp, kl
 
     @staticmethod
-    def backward(ctx, g_logp, g_entropy, g_ids):
-        hidden, weight, bias, wanted, norm, h = ctx.saved_tensors
+    def backward(ctx, g_logp, g_entropy, g_ids, g_kl):
+        hidden, weight, bias, wanted, norm, h, norm2, kl = ctx.saved_tensors
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         up = upstream(wanted, norm, g_logp, g_entropy, g_ids, h)
         d_hidden = torch.zeros_like(hidden, dtype=norm.dtype) if want_hidden else None
         d_weight = torch.empty_like(weight) if want_weight else None
         d_bias = torch.empty_like(bias) if bias is not None and want_bias else None
-        for at in _tiles(len(weight), ctx.tile):
-            x, slope = ctx.transform.apply(_raw(hidden, weight, bias, at))
+        for at in tiles(len(weight), ctx.tile):
+            x = ctx.transform.apply(_raw(hidden, weight, bias, at))
+            slope = ctx.transform.slope(x)
+            part = None
+            if g_kl is not None:
+                part = _kl_gradient(x, ctx.second.tile(at).to(x.dtype), norm, norm2, kl, g_kl, ctx.second.reverse)
             d = up.logits_gradient(x, at)
-            d = d.mul_(slope) if slope is not None else d if ctx.transform.slope == 1 else d.mul_(ctx.transform.slope)
+            d = d if part is None else d.add_(part)
+            d = d.mul_(slope) if isinstance(slope, Tensor) or slope != 1.0 else d
             if d_bias is not None:
                 d_bias[at] = d.sum(0).to(d_bias.dtype)
             d = d.to(weight.dtype)
             if d_hidden is not None:
-                part = d @ weight[at]
-                d_hidden += part
+                add_product(d_hidden, d, weight[at])
             if d_weight is not None:
                 torch.mm(d.T, hidden, out=d_weight[at])
         d_hidden = None if d_hidden is None else d_hidden.to(hidden.dtype)
-        return d_hidden, d_weight, d_bias, None, None, None, None, None
+        return d_hidden, d_weight, d_bias, *[None] * 6
+
+
+def _kl_gradient(x: Tensor, y: Tensor, norm: Tensor, norm2: Tensor, kl: Tensor, g: Tensor, reverse: bool) -> Tensor:
+    """[N, tile] gradient of g·KL in x: ``p·(log p − log q − KL)``, or ``p − q`` where the second stands first."""
+    p = (x - norm[:, None]).exp_()
+    if reverse:
+        return p.sub_((y - norm2[:, None]).exp_()).mul_(g[:, None])
+    return p.mul_((x - y).sub_((norm - norm2 + kl)[:, None])).mul_(g[:, None])
+
+
+def add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
+    """``into += a @ b``: inside the product where the dtypes agree, else of the product as rounded."""
+    if into.dtype == a.dtype:
+        into.addmm_(a, b)
+    else:
+        into.add_(a @ b)
 
 
 class Upstream(NamedTuple):
