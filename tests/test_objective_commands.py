@@ -49,7 +49,7 @@ def test_loss_writes_results(tmp_path, capsys):
     [
         ("{", "not valid JSON at line 1"),
         ("[]", "'algorithm'"),
-        (changed("algorithm", "gsspo"), "did you mean gspo"),
+        (changed("algorithm", "gsspo"), "did you mean"),
         (changed("settings", {"surrogate.lo": 1}), "surrogate.low"),
         (changed("cases", []), "at least one case"),
         (changed("cases.0.rollouts.mask", None), "rollouts.mask is missing"),

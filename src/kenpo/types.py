@@ -301,7 +301,7 @@ class Prepared:
         rows = _as_index(rows)
         cut = {n: (None if (v := getattr(self, n)) is None else v[rows])
                for n in ("advantages", "selected", "shaped", "group_size", "returns")}  # fmt: skip
-        return dataclasses.replace(self, rollouts=self.rollouts[rows], **cut)
+        return dataclasses.replace(self, rollouts=self.rollouts[rows], **cut)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
