@@ -45,10 +45,10 @@ def test_two_steps_with_a_chat_template_and_a_data_file(byte_level, verifier, tm
     rows = [{"prompt": f"What is {i} + {i}?" + " Think." * (i % 3), "answer": str(2 * i)} for i in range(40)]
     data.write_text("".join(json.dumps(r) + "\n" for r in rows))
     run = tmp_path / "run"
-    argv = ["train", "--model", byte_level / family, "--task", data, "--verifier", verifier, "--system", "Be brief.", "--steps", "2",
-            "--prompts", "3", "--group-size", "3", "--max-tokens", "10", "--eval-problems", "5", "--threads", "1", "--lr", "1e-3",
-            "--minibatches", "2", "--epochs", "2", "--algorithm", "gspo", "--quiet", "--out", run]  # fmt: skip
-    assert main([str(a) for a in argv]) == 0
+    argv = f"""train --model {byte_level / family} --task {data} --verifier {verifier} --system brief --algorithm gspo
+        --steps 2 --prompts 3 --group-size 3 --max-tokens 10 --eval-problems 5 --threads 1 --lr 1e-3
+        --minibatches 2 --epochs 2 --quiet --out {run}""".split()
+    assert main(argv) == 0
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert lines[1]["sampler_gap"] < 1e-4
     assert lines[1]["updates"] == 4
@@ -75,9 +75,9 @@ def test_a_run_on_two_processes_ends_where_one_does(options, spawn, tmp_path):
     """The whole command under torchrun: sampling, scoring, evaluation and checkpoints shared out; float64."""
     from safetensors.torch import load_file
 
-    base = ["train", "--model", options["model"].replace("qwen3", "gpt2"), "--verifier", options["verifier"], "--algorithm", "dapo",
-            "--steps", "3", "--prompts", "3", "--group-size", "4", "--max-tokens", "8", "--lr", "1e-3", "--dtype", "float64",
-            "--minibatches", "3", "--eval-problems", "5", "--threads", "1", "--quiet"]  # fmt: skip
+    model = options["model"].replace("qwen3", "gpt2")
+    base = f"""train --model {model} --verifier {options["verifier"]} --algorithm dapo --steps 3 --prompts 3 --group-size 4
+        --max-tokens 8 --lr 1e-3 --dtype float64 --minibatches 3 --eval-problems 5 --threads 1 --quiet""".split()
     assert main([*base, "--out", str(tmp_path / "one")]) == 0
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     two = spawn(*base, "--out", tmp_path / "two", launcher=launcher)
@@ -122,9 +122,9 @@ def smollm2(tmp_path_factory):
 def test_three_steps_of_a_real_model(smollm2, verifier, tmp_path):
     """16 rollouts a step with the model's chat template: the sampler gap stays below 1e-3 in float32."""
     run = tmp_path / "run"
-    argv = ["train", "--model", smollm2, "--task", "reasoning_gym:chain_sum", "--verifier", verifier, "--steps", "3", "--prompts", "4",
-            "--group-size", "4", "--max-tokens", "32", "--eval-problems", "0", "--microbatch-tokens", "2048", "--quiet", "--out", run]  # fmt: skip
-    assert main([str(a) for a in argv]) == 0
+    argv = f"""train --model {smollm2} --task reasoning_gym:chain_sum --verifier {verifier} --steps 3 --prompts 4
+        --group-size 4 --max-tokens 32 --eval-problems 0 --microbatch-tokens 2048 --quiet --out {run}""".split()
+    assert main(argv) == 0
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 3
     assert all(0 < line["sampler_gap"] < 1e-3 for line in lines)
