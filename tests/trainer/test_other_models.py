@@ -76,8 +76,8 @@ def test_a_run_on_two_processes_ends_where_one_does(options, spawn, tmp_path):
     from safetensors.torch import load_file
 
     model = options["model"].replace("qwen3", "gpt2")
-    base = f"""train --model {model} --verifier {options["verifier"]} --algorithm dapo --steps 3 --prompts 3 --group-size 4
-        --max-tokens 8 --lr 1e-3 --dtype float64 --minibatches 3 --eval-problems 5 --threads 1 --quiet""".split()
+    base = f"""train --model {model} --verifier {options["verifier"]} --algorithm dapo --steps 3 --prompts 3
+        --group-size 4 --max-tokens 8 --lr 1e-3 --dtype float64 --minibatches 3 --eval-problems 5 --threads 1 --quiet""".split()
     assert main([*base, "--out", str(tmp_path / "one")]) == 0
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     two = spawn(*base, "--out", tmp_path / "two", launcher=launcher)
