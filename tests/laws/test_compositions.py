@@ -1,0 +1,85 @@
+"""Corrections and masks over any algorithm: the same batch however it is cut, weights that multiply, whole groups."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference.cases import make_case
+
+import kenpo
+from kenpo.stages import SequenceMean
+from laws.build import cut, same, shuffled, tensors, widened
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+COMPOSED = {
+    "gspo with IcePop": kenpo.get("gspo").adding("masked_is"),
+    "dapo with M2PO and STAPO": kenpo.get("dapo").adding("second_moment").adding("spurious_tokens"),
+    "icepop with a gate": kenpo.get("icepop").adding("ratio_gate"),
+    "icepop, kept tokens only": kenpo.get("icepop").but(aggregate=SequenceMean(over="kept")),
+    "tis with a divergence mask": kenpo.get("tis").adding("divergence_mask"),
+    "cispo with KPop": kenpo.get("cispo").adding("binary_kl_mask"),
+    "reinforce_pp with an entropy bonus and a KL": kenpo.get("reinforce_pp")
+    .adding("entropy_bonus")
+    .adding("kl_to_reference"),
+    "pmpo with TRM": kenpo.get("pmpo").adding("sequence_kl_mask"),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_cuts_order_and_padding_change_nothing(name, fresh):
+    a = COMPOSED[name]
+    for seed in range(3):
+        rollouts, policy = tensors(make_case(seed, fresh=fresh))
+        whole = kenpo.evaluate(a, rollouts, policy)
+        order = shuffled(len(rollouts), seed)
+        moved = kenpo.evaluate(a, widened(rollouts, 2)[order], widened(policy, 2)[order])
+        assert same(moved.coefficients[:, : rollouts.mask.shape[1]], whole.coefficients[order])
+        two = a.two_phase(rollouts) is not None
+        batch = kenpo.weigh(a, kenpo.prepare(a, rollouts), policy if two else None)
+        for rows in cut(len(rollouts), 4):
+            share, gradients = kenpo.coefficients(a, batch[rows], policy[rows])
+            assert same(gradients["logp"], whole.coefficients[rows], 1e-9)
+            assert same(share.weights, whole.weights[rows], 0.0)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_weights_multiply(name):
+    a = COMPOSED[name]
+    rollouts, policy = tensors(make_case(4))
+    whole, product = kenpo.evaluate(a, rollouts, policy).weights, None
+    for stage in a.weights:
+        alone = kenpo.evaluate(a.but(weights=(stage,)), rollouts, policy).weights
+        product = alone if product is None else product * alone
+    if product is not None:
+        assert torch.equal(whole, product)
+
+
+@pytest.mark.parametrize("name", ["gmc_grpo", "zcpo"])
+def test_a_minibatch_that_splits_a_group_is_refused(name):
+    a = kenpo.get(name)
+    rollouts, policy = tensors(make_case(5, uniform_group=False, single_group=False))
+    prepared = kenpo.prepare(a, rollouts)
+    with pytest.raises(kenpo.errors.ScopeError, match="splits one"):
+        kenpo.weigh(a, prepared[1:], policy[1:])
+    whole = prepared.rollouts.group == prepared.rollouts.group[0]
+    kenpo.weigh(a, prepared[whole], policy[whole])
+
+
+def test_a_surrogate_that_couples_rollouts_takes_the_minibatch_whole():
+    a = kenpo.get("conspo")
+    rollouts, policy = tensors(make_case(6))
+    batch = kenpo.weigh(a, kenpo.prepare(a, rollouts), policy)
+    with pytest.raises(kenpo.errors.ScopeError, match="couples rollouts"):
+        kenpo.objective(a, batch[:3], policy[:3])
+
+
+def test_effective_sample_size():
+    a = kenpo.get("tis")
+    result = kenpo.evaluate(a, *tensors(make_case(7)))
+    rollouts, _ = tensors(make_case(7))
+    w = result.weights[rollouts.mask]
+    assert same(
+        torch.tensor(result.metrics["effective_sample_size"]), (w.sum() ** 2 / (len(w) * (w * w).sum())).float(), 1e-6
+    )
