@@ -83,3 +83,8 @@ CHAT = (
     "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant: {% endif %}"
 )
+
+
+def gemma(vocab=64, dtype=torch.float32, seed=0, **kw):
+    shape = {"num_key_value_heads": 1, "head_dim": 16}
+    return _llama_style("GemmaForCausalLM", "GemmaConfig", vocab, dtype, seed, **(shape | kw))

@@ -14,19 +14,28 @@ import torch
 from torch import Tensor
 
 from kenpo.errors import InputError, MissingFieldError
-from kenpo.models.head import Head, find_head, head_terms, module_inputs, pick_terms
+from kenpo.models import shared_prompt
+from kenpo.models.checkpointing import checkpointed
+from kenpo.models.head import Head, Reference, find_head, head_terms, module_inputs, pick_terms
 from kenpo.models.loading import context_length, vocabulary_size
 from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, Policy, Rollouts
 
-COMPUTED = frozenset({"logp", "entropy", "topk_logp"})
+COMPUTED = frozenset({"logp", "entropy", "topk_logp", "kl_ref"})
 
 
-def policy_terms(model: Any, rollouts: Rollouts, *, temperature: float, want: frozenset[str] = frozenset()) -> Policy:
+def policy_terms(
+    model: Any,
+    rollouts: Rollouts,
+    *,
+    temperature: float,
+    want: frozenset[str] = frozenset(),
+    reference: Any = None,
+) -> Policy:
     """Log-probs (and entropies) of the rollouts' trainable tokens under `model` at `temperature`.
 
     ``rollouts.tokens`` [B,T] holds -1 where there is no token, anywhere in the row. Returns a `Policy` aligned with it:
-    ``logp`` [B,T] in nats, if wanted ``entropy`` [B,T] (with gradient) and ``topk_logp`` [B,T,K] at
-    ``rollouts.topk_ids``; 0 off the mask. ``rollouts.support_ids`` [B,T,K], if present, are the ids that top-k or
+    ``logp`` [B,T] in nats, if wanted ``entropy`` [B,T], ``topk_logp`` [B,T,K] at ``rollouts.topk_ids`` and ``kl_ref``
+    [B,T], the full-vocabulary KL(π_θ‖`reference`), all with gradient; 0 off the mask. ``rollouts.support_ids`` [B,T,K], if present, are the ids that top-k or
     top-p sampling kept: all terms are then those of the distribution renormalised over them (a position with none
     keeps the vocabulary).
     Names in ``want`` that are fields of `Rollouts` are left to whoever fills them.
@@ -37,7 +46,37 @@ def policy_terms(model: Any, rollouts: Rollouts, *, temperature: float, want: fr
     for ids outside the vocabulary, rows longer than the context, a sampled token outside its support, and a field in
     ``want`` that is not computed here.
     """
-    _check_want(want, rollouts)
+    made = forward(model, rollouts, temperature=temperature, want=want, reference=reference)
+    if made is None:
+        return nothing(model, rollouts, want)
+    if made.head is None:  # the states are the model's own logits
+        other = None if made.reference is None else made.reference.logits
+        terms = pick_terms(made.states, made.rows.target, temperature, want, made.support, made.topk, other)
+    else:
+        terms = head_terms(
+            made.states, made.head, made.rows.target, temperature, want, made.support, made.topk, made.reference
+        )
+    where = (made.rows.row, made.rows.column)
+    shape = rollouts.mask.shape
+    return Policy(**{n: v.new_zeros((*shape, *v.shape[1:])).index_put(where, v) for n, v in terms.items()})
+
+
+class Forward(NamedTuple):
+    """One pass through the model up to the head: hidden states [N,H] and the head, or logits [N,V] and None."""
+
+    rows: Compact
+    states: Tensor
+    head: Head | None
+    support: Tensor | None  # [N,K]
+    topk: Tensor | None  # [N,K]
+    reference: Reference | None
+
+
+def forward(
+    model: Any, rollouts: Rollouts, *, temperature: float, want: frozenset[str], reference: Any = None
+) -> Forward | None:
+    """Everything that comes before the head, checked as `policy_terms` says; None without a trainable token."""
+    _check_want(want, rollouts, reference)
     if not temperature > 0:
         raise InputError(f"temperature: {temperature} is not above 0")
     if rollouts.tokens is None:
@@ -45,21 +84,20 @@ def policy_terms(model: Any, rollouts: Rollouts, *, temperature: float, want: fr
     if model.training:
         model.eval()
     rows = _compact(rollouts, _device_of(model), context_length(model), vocabulary_size(model))
-    shape = rollouts.mask.shape
     if rows is None:
-        return _nothing(model, shape, want, rollouts)
-    hidden, head = _hidden(model, rows)
-    support = None if rollouts.support_ids is None else rollouts.support_ids.to(hidden.device)[rows.row, rows.column]
-    topk = rollouts.topk_ids.to(hidden.device)[rows.row, rows.column] if "topk_logp" in want else None  # type: ignore[union-attr]
-    if head is None:  # `hidden` are the model's own logits
-        terms = pick_terms(hidden, rows.target, temperature, want, support, topk)
-    else:
-        terms = head_terms(hidden, head, rows.target, temperature, want, support, topk)
+        return None
+    states, head = _hidden(model, rows)
     where = (rows.row, rows.column)
-    return Policy(**{n: v.new_zeros((*shape, *v.shape[1:])).index_put(where, v) for n, v in terms.items()})
+    support = None if rollouts.support_ids is None else rollouts.support_ids.to(states.device)[where]
+    topk = rollouts.topk_ids.to(states.device)[where] if "topk_logp" in want else None  # type: ignore[union-attr]
+    other = None
+    if "kl_ref" in want:
+        with torch.no_grad():
+            other = Reference(*_hidden(reference, rows))
+    return Forward(rows, states, head, support, topk, other)
 
 
-class _Compact(NamedTuple):
+class Compact(NamedTuple):
     """Rows with trainable tokens, moved to the left; ``row``, ``column`` [N] are places in the batch as given."""
 
     ids: Tensor  # [R,W] inputs
@@ -70,7 +108,7 @@ class _Compact(NamedTuple):
     target: Tensor  # [N]
 
 
-def _check_want(want: frozenset[str], rollouts: Rollouts) -> None:
+def _check_want(want: frozenset[str], rollouts: Rollouts, reference: Any) -> None:
     for name in sorted(want - COMPUTED):
         if name in POLICY_FIELDS:
             raise InputError(f"{name}: this forward pass computes only {', '.join(sorted(COMPUTED))}")
@@ -78,9 +116,11 @@ def _check_want(want: frozenset[str], rollouts: Rollouts) -> None:
             raise InputError(f"{name}: no field of Policy or Rollouts")
     if "topk_logp" in want and rollouts.topk_ids is None:
         raise MissingFieldError("topk_logp needs topk_ids in the rollouts, and the batch holds none")
+    if "kl_ref" in want and reference is None:
+        raise MissingFieldError("kl_ref needs a reference model to compare with")
 
 
-def _compact(rollouts: Rollouts, device: torch.device, context: int | None, vocabulary: int) -> _Compact | None:
+def _compact(rollouts: Rollouts, device: torch.device, context: int | None, vocabulary: int) -> Compact | None:
     assert rollouts.tokens is not None
     tokens, mask = rollouts.tokens.to(device), rollouts.mask.to(device)
     row, column = mask.nonzero(as_tuple=True)
@@ -105,24 +145,62 @@ def _compact(rollouts: Rollouts, device: torch.device, context: int | None, voca
     ids = tokens.new_zeros((int(kept.sum()), width))
     used_row, used_column = (present & kept[:, None] & (place < width)).nonzero(as_tuple=True)
     ids[index[used_row], place[used_row, used_column]] = tokens[used_row, used_column]
-    return _Compact(ids, row, column, index[row], source, target)
+    return Compact(ids, row, column, index[row], source, target)
 
 
-def _hidden(model: Any, rows: _Compact) -> tuple[Tensor, Head | None]:
+def _hidden(model: Any, rows: Compact) -> tuple[Tensor, Head | None]:
     """What predicts the targets: hidden states [N,H] and the head, or the model's own logits [N,V] and None."""
     head = find_head(model)
     module = model if head is None else head.decoder
-    out = module(**module_inputs(module, rows.ids))
-    states = out.logits if head is None else out.last_hidden_state
-    return states[rows.source_row, rows.source], head
+    last = rows.source.new_zeros(len(rows.ids)).scatter_reduce(0, rows.source_row, rows.source, "amax")
+    first = last.scatter_reduce(0, rows.source_row, rows.source, "amin")
+    lengths = (last + 1).tolist()
+    families = _families(model, module, rows.ids, first.tolist(), lengths)
+    if not families:
+        return _states(module, rows.ids)[rows.source_row, rows.source], head
+    shared = shared_prompt.run(module, rows.ids, lengths, families)
+    place = torch.full((len(rows.ids),), -1, dtype=torch.int64, device=rows.ids.device)
+    place[shared.rows] = torch.arange(len(shared.rows), device=place.device)
+    offset = torch.zeros_like(place).index_put((shared.rows,), shared.offset)
+    source = rows.source - offset[rows.source_row]
+    alone = (place < 0).nonzero().squeeze(1)
+    if not len(alone):
+        return shared.states[place[rows.source_row], source], head
+    width = max(lengths[r] for r in alone.tolist())
+    rest = _states(module, rows.ids[alone, :width])
+    place[alone] = torch.arange(len(alone), device=place.device)
+    is_shared = (offset > 0)[rows.source_row]
+    at = place[rows.source_row]
+    both = [states[at[here], source[here]] for states, here in ((shared.states, is_shared), (rest, ~is_shared))]
+    order = torch.cat([is_shared.nonzero(), (~is_shared).nonzero()]).squeeze(1)
+    return torch.cat(both)[order.argsort()], head
 
 
-def _nothing(model: Any, shape: torch.Size, want: frozenset[str], rollouts: Rollouts) -> Policy:
+def _families(model: Any, module: Any, ids: Tensor, first: list[int], lengths: list[int]) -> list[shared_prompt.Family]:
+    """Rows whose prompt is to run once. Rows of one prompt are told by its tokens; its last one stays with the row."""
+    table = ids.cpu().numpy()
+    prefixes = [table[r, : first[r] + 1].tobytes() for r in range(len(table))]
+    families, saved = shared_prompt.families(prefixes, first, lengths)
+    if saved < shared_prompt.LEAST_TOKENS:
+        return []
+    reason = shared_prompt.reason_against(model, module)
+    if reason is not None:
+        shared_prompt.warn_once(model, reason)
+        return []
+    return families
+
+
+def _states(module: Any, ids: Tensor) -> Tensor:
+    out = module(**module_inputs(module, ids))
+    return out.logits if hasattr(out, "logits") else out.last_hidden_state
+
+
+def nothing(model: Any, rollouts: Rollouts, want: frozenset[str]) -> Policy:
     """Zeros with a graph to the model's parameters (gradients exactly 0), so that a backward pass goes through."""
     anchor = next((p for p in model.parameters() if p.requires_grad), next(model.parameters()))
     dtype = torch.float64 if anchor.dtype == torch.float64 else torch.float32
     zero = anchor.reshape(-1)[:0].sum().to(dtype)
-    made = {n: zero.expand(shape) for n in ("logp", *({"entropy"} & want))}
+    made = {n: zero.expand(rollouts.mask.shape) for n in ("logp", *({"entropy", "kl_ref"} & want))}
     if "topk_logp" in want:
         made["topk_logp"] = zero.expand(rollouts.topk_ids.shape)  # type: ignore[union-attr]
     return Policy(**made)
