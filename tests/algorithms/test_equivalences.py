@@ -333,3 +333,11 @@ def test_a_scored_prompt_may_not_start_at_column_0_nor_hold_nan():
     policy.logp[row, token] = math.nan
     with pytest.raises(InputError, match=rf"logp.*\[{row}, {token}\]"):
         kenpo.evaluate(a, rollouts, policy)
+
+
+def test_a_router_score_that_is_nan_is_named():
+    rollouts, policy = tensors(make_case(1, router=(2, 2)))
+    row, token = rollouts.mask.nonzero()[0].tolist()
+    policy.router_logp[row, token, 0, 0] = math.nan
+    with pytest.raises(InputError, match=rf"router_logp.*\[{row}, {token}\]"):
+        kenpo.evaluate(kenpo.get("rspo"), rollouts, policy)

@@ -24,4 +24,4 @@ MINPRO = CISPO.but(
     surrogate=DetachedClip(floor=0.8, cap=1.28),
 )
 
-MINPRO_BRIEF = MINPRO.but(name="minpro-brief", ratio=PrefixMinRatio(form="inclusive"))
+MINPRO_BRIEF = MINPRO.but(name="minpro-brief", status="our reading", ratio=PrefixMinRatio(form="inclusive"))

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kenpo.ops import ratios
+from kenpo.errors import NonFiniteError
+from kenpo.ops import masked, ratios
 from kenpo.stages.base import Stage, Weight
 from kenpo.stages.context import Context
 
@@ -32,10 +33,15 @@ class RouterShift(Stage):
         self.refuse(0 <= self.floor <= 1, f"floor must be in [0, 1], got {self.floor}")
 
     def log_factor(self, ctx: Context) -> Tensor:
-        """[B,T] log γ, at least log(floor) and at least −20; a constant."""
+        """[B,T] log γ, at least log(floor) and at least −20; a constant. `NonFiniteError` for a NaN score."""
         with torch.no_grad():
             change = ctx.read("router_logp") - ctx.read("router_logp_old")
             shift = ratios.saturate(ratios.router_log_shift(change, self.layers))
+            if where := masked.first_bad(shift, ctx.mask):
+                raise NonFiniteError(
+                    f"router_logp: NaN at the trained position {list(where)} (rollout, token); "
+                    "record the routers' log-scores there under both policies, or mask that token"
+                )
             least = torch.as_tensor(self.floor, dtype=torch.float64).log().item()
             return shift.clamp(min=least)
 
