@@ -35,9 +35,9 @@ def policy_terms(
 
     ``rollouts.tokens`` [B,T] holds -1 where there is no token, anywhere in the row. Returns a `Policy` aligned with it:
     ``logp`` [B,T] in nats, if wanted ``entropy`` [B,T], ``topk_logp`` [B,T,K] at ``rollouts.topk_ids`` and ``kl_ref``
-    [B,T], the full-vocabulary KL(π_θ‖`reference`), all with gradient; 0 off the mask. ``rollouts.support_ids`` [B,T,K], if present, are the ids that top-k or
-    top-p sampling kept: all terms are then those of the distribution renormalised over them (a position with none
-    keeps the vocabulary).
+    [B,T], the full-vocabulary KL(π_θ‖`reference`), all with gradient; 0 off the mask. ``rollouts.support_ids``
+    [B,T,K], if present, are the ids that top-k or top-p sampling kept: all terms are then those of the distribution
+    renormalised over them (a position with none keeps the vocabulary).
     Names in ``want`` that are fields of `Rollouts` are left to whoever fills them.
 
     Runs in eval mode (a model in training mode is switched). Logits are raised to float32 before the temperature,
@@ -86,7 +86,8 @@ def forward(
     rows = _compact(rollouts, _device_of(model), context_length(model), vocabulary_size(model))
     if rows is None:
         return None
-    states, head = _hidden(model, rows)
+    with checkpointed(model):
+        states, head = _hidden(model, rows)
     where = (rows.row, rows.column)
     support = None if rollouts.support_ids is None else rollouts.support_ids.to(states.device)[where]
     topk = rollouts.topk_ids.to(states.device)[where] if "topk_logp" in want else None  # type: ignore[union-attr]
@@ -188,6 +189,12 @@ def _families(model: Any, module: Any, ids: Tensor, first: list[int], lengths: l
         shared_prompt.warn_once(model, reason)
         return []
     return families
+
+
+def shares_prompts(model: Any) -> str | None:
+    """None where prompts that rows share run once, with gradients as they are switched now; else the reason."""
+    head = find_head(model)
+    return shared_prompt.reason_against(model, model if head is None else head.decoder)
 
 
 def _states(module: Any, ids: Tensor) -> Tensor:
