@@ -18,7 +18,7 @@ from kenpo.stages.base import Weight
 from kenpo.trainer.config import TrainConfig, resolve
 from kenpo.trainer.distributed import Ranks
 from kenpo.trainer.plan import plan_passes
-from kenpo.trainer.step import Updater, microbatches
+from kenpo.trainer.step import Updater
 from kenpo.types import Rollouts
 
 ALGORITHMS = ["grpo", "dapo", "dr_grpo", "gspo", "sapo", "cispo"]
@@ -135,13 +135,6 @@ def test_the_gradient_is_that_of_the_loss_itself(models, gpt2_batch, name):
 
 def test_kept_needs_two_phases():
     assert algorithm_of("kept").two_phase(None)
-
-
-def test_microbatches_hold_every_row_once_within_the_budget():
-    sizes = [5, 1, 9, 3, 3, 30]
-    buckets = microbatches(range(6), sizes, 12)
-    assert sorted(r for b in buckets for r in b) == list(range(6))
-    assert all(len(b) == 1 or len(b) * max(sizes[r] for r in b) <= 12 for b in buckets)
 
 
 def test_two_ranks_take_the_step_of_one(models, gpt2_batch, tmp_path):

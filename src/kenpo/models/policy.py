@@ -49,16 +49,7 @@ def policy_terms(
     made = forward(model, rollouts, temperature=temperature, want=want, reference=reference)
     if made is None:
         return nothing(model, rollouts, want)
-    if made.head is None:  # the states are the model's own logits
-        other = None if made.reference is None else made.reference.logits
-        terms = pick_terms(made.states, made.rows.target, temperature, want, made.support, made.topk, other)
-    else:
-        terms = head_terms(
-            made.states, made.head, made.rows.target, temperature, want, made.support, made.topk, made.reference
-        )
-    where = (made.rows.row, made.rows.column)
-    shape = rollouts.mask.shape
-    return Policy(**{n: v.new_zeros((*shape, *v.shape[1:])).index_put(where, v) for n, v in terms.items()})
+    return terms_of(made, rollouts, temperature, want)
 
 
 class Forward(NamedTuple):
@@ -96,6 +87,17 @@ def forward(
         with torch.no_grad():
             other = Reference(*_hidden(reference, rows))
     return Forward(rows, states, head, support, topk, other)
+
+
+def terms_of(made: Forward, rollouts: Rollouts, temperature: float, want: frozenset[str]) -> Policy:
+    """The head's terms at the places of their tokens, with graph."""
+    rest = (made.rows.target, temperature, want, made.support, made.topk)
+    if made.head is None:
+        terms = pick_terms(made.states, *rest, None if made.reference is None else made.reference.logits)
+    else:
+        terms = head_terms(made.states, made.head, *rest, made.reference)
+    where, shape = (made.rows.row, made.rows.column), rollouts.mask.shape
+    return Policy(**{n: v.new_zeros((*shape, *v.shape[1:])).index_put(where, v) for n, v in terms.items()})
 
 
 class Compact(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 import kenpo
-from kenpo.models.policy import policy_terms
+from kenpo.models.policy import policy_terms, shares_prompts
 from kenpo.trainer.collect import stable_seed
 from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.cutting import deal, microbatches, units
 from kenpo.trainer.distributed import Ranks
 from kenpo.trainer.optimizer import Optimizer, learning_rate
 from kenpo.trainer.plan import Passes
@@ -48,31 +49,6 @@ class Report:
         entry[1] += count
 
 
-def lengths(rollouts: Rollouts) -> list[int]:
-    """Tokens in each row; padding is not counted."""
-    assert rollouts.tokens is not None
-    return (rollouts.tokens >= 0).sum(1).tolist()
-
-
-def microbatches(rows: Sequence[int], sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """`rows` in buckets of like length, each of at most `budget` padded tokens (a longer row stands alone)."""
-    buckets: list[list[int]] = []
-    for row in sorted(rows, key=lambda r: (-sizes[r], r)):
-        if buckets and (len(buckets[-1]) + 1) * sizes[buckets[-1][0]] <= budget:
-            buckets[-1].append(row)
-        else:
-            buckets.append([row])
-    return buckets
-
-
-def deal(rows: Sequence[int], sizes: Sequence[int], ranks: Ranks) -> list[int]:
-    """This rank's share of `rows`: dealt by length to and fro, so that every rank gets about as many tokens."""
-    period = 2 * ranks.size
-    mine = (ranks.rank, period - 1 - ranks.rank)
-    ordered = sorted(rows, key=lambda r: (-sizes[r], r))
-    return [row for i, row in enumerate(ordered) if i % period in mine]
-
-
 class Updater:
     """Runs the model on rollout batches and moves its parameters."""
 
@@ -90,10 +66,9 @@ class Updater:
     @torch.no_grad()
     def terms(self, model: Any, rollouts: Rollouts, want: frozenset[str] = frozenset()) -> Policy:
         """Policy terms of the whole batch: each rank runs its share, every rank gets all. No gradient."""
-        sizes = lengths(rollouts)
-        mine = deal(range(len(rollouts)), sizes, self.ranks)
+        mine = self.cut(rollouts, range(len(rollouts)), model)
         whole: dict[str, Tensor] = {}
-        for rows in microbatches(mine, sizes, self.config.microbatch_tokens):
+        for rows in mine:
             part = policy_terms(model, rollouts[rows], temperature=self.config.temperature, want=want)
             for name, value in part.tensors().items():
                 if name not in whole:
@@ -102,7 +77,14 @@ class Updater:
         if not whole:  # fewer rows than ranks: zeros of the right kind, filled by the others
             whole = policy_terms(model, rollouts.replace(mask=torch.zeros_like(rollouts.mask)),
                                  temperature=self.config.temperature, want=want).tensors()  # fmt: skip
-        return Policy(**{n: self.ranks.combine_rows(mine, v).cpu() for n, v in whole.items()})
+        rows = [r for part in mine for r in part]
+        return Policy(**{n: self.ranks.combine_rows(rows, v).cpu() for n, v in whole.items()})
+
+    def cut(self, rollouts: Rollouts, rows: Iterable[int], model: Any) -> list[list[int]]:
+        """This rank's share of `rows`, in microbatches."""
+        budget = self.config.microbatch_tokens
+        whole = units(rollouts, rows, budget, share=shares_prompts(model) is None)
+        return microbatches(deal(whole, self.ranks), budget)
 
     def score(self, rollouts: Rollouts, seconds: dict[str, float]) -> Rollouts:
         """`rollouts` with the old and the reference log-probs that the plan asks for."""
@@ -170,9 +152,8 @@ class Updater:
                 mine.note(loss)
         else:
             batch = kenpo.weigh(self.algorithm, minibatch)
-        sizes = lengths(minibatch.rollouts)
         selected = minibatch.selected.nonzero().squeeze(1).tolist()
-        for rows in microbatches(deal(selected, sizes, self.ranks), sizes, self.config.microbatch_tokens):
+        for rows in self.cut(minibatch.rollouts, selected, self.model):
             part = batch[rows]
             want = self.want if whole is None else self.differentiable
             policy = policy_terms(self.model, part.prepared.rollouts, temperature=self.config.temperature, want=want)
