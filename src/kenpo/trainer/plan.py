@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kenpo.algorithm import reads_policy
 from kenpo.errors import InputError
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
@@ -74,6 +75,16 @@ def _two_phase(algorithm: Any, old: bool) -> str | None:
         mask=torch.zeros(1, 2, dtype=torch.bool), group=torch.zeros(1, dtype=torch.int64), rewards=torch.zeros(1)
     )
     return algorithm.two_phase(probe.replace(logp_old=zeros) if old else probe)
+
+
+def couples_tokens(algorithm: Any, fresh: bool) -> str | None:
+    """The first stage that makes a token's coefficient depend on other tokens of its rollout under the policy, or None.
+
+    Without one, a rollout's coefficients can be told a few tokens at a time. ``fresh``: the batch has no ``logp_old``.
+    """
+    waiting = [s for s in algorithm.weights if reads_policy(s, fresh)]
+    live = [algorithm.ratio, algorithm.surrogate, *algorithm.regularizers, *waiting]
+    return next((snake(s) for s in live if s is not None and s.span > Scope.TOKEN), None)
 
 
 def _who(algorithm: Any, name: str) -> str:
