@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kenpo.models.head import FEW_LOGITS
+from kenpo.models.head import FEW_LOGITS, find_head
 from kenpo.models.policy import Forward, forward, nothing, terms_of
 from kenpo.ops.fused_logprob import Gains, chunk_positions, fused_linear_logprob
 from kenpo.ops.linear_logprob import Terms, Transform, linear_logprob
@@ -81,6 +81,13 @@ def default_chunk(weight: Tensor) -> int:
     kind = weight.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     return chunk_positions(weight.shape[0], dtype.itemsize, kind)
+
+
+def head_chunk(model: Any) -> int | None:
+    """Positions that the model's head takes at a time, or None where its logits are made whole."""
+    head = find_head(model)
+    linear = None if head is None else head.linear()
+    return None if linear is None or not linear[0].is_leaf else default_chunk(linear[0])
 
 
 def cut(counts: Sequence[int], chunk: int) -> list[Piece]:

@@ -12,6 +12,8 @@ import torch
 
 from kenpo.algorithm import reads_policy
 from kenpo.errors import InputError
+from kenpo.models.backward import head_chunk
+from kenpo.models.head import FEW_LOGITS
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
 from kenpo.types import Rollouts
@@ -21,7 +23,7 @@ EXACT_ENTROPY_VOCABULARY = 32768  # up to here the exact entropy is measured in 
 SUPPLIED = frozenset({
     "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref",
     "policy_version",
-    "truncated", "support_ids", "logp", "entropy",
+    "truncated", "support_ids", "logp", "entropy", "kl_ref",
 })  # fmt: skip
 
 
@@ -55,8 +57,10 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
         old_why = f"{updates} updates consume the batch and {_who(algorithm, 'logp_old')} reads π_old"
     else:
         old_why = "one update consumes the batch, so π_old is π_θ itself"
-    reference = "logp_ref" in needs
-    reference_why = f"{_who(algorithm, 'logp_ref')} reads it" if reference else "no stage reads a reference policy"
+    compared = sorted(needs & {"logp_ref", "kl_ref"})
+    reference = bool(compared)
+    readers = " and ".join(_who(algorithm, name) for name in compared)
+    reference_why = f"{readers} reads it" if reference else "no stage reads a reference policy"
     needed = "entropy" in needs
     entropy = needed or vocabulary <= EXACT_ENTROPY_VOCABULARY
     if needed:
@@ -113,6 +117,7 @@ class ModelFacts:
     hidden: int
     vocabulary: int
     kv_width: int
+    chunk: int | None  # positions that a fused head takes at a time; None: its logits are made whole
 
     @classmethod
     def of(cls, model: Any) -> ModelFacts:
@@ -125,8 +130,25 @@ class ModelFacts:
         return cls(
             sum(p.numel() for p in parameters), parameters[0].element_size(),
             getattr(c, "num_hidden_layers", None) or 1, hidden,
-            int(model.get_input_embeddings().weight.shape[0]), width,
+            int(model.get_input_embeddings().weight.shape[0]), width, head_chunk(model),
         )  # fmt: skip
+
+
+def head_path(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts) -> str:
+    """How log-probs and their gradients come about, and why."""
+    if facts.chunk is None:
+        return "whole logits: the head is not a bare Linear, or the model's own logits differ from it"
+    if config.top_k or config.top_p < 1:
+        return "whole logits: they are restricted to what top-k and top-p sampling kept"
+    if config.microbatch_tokens * facts.vocabulary <= FEW_LOGITS:
+        return f"whole logits: {config.microbatch_tokens:,} positions of {facts.vocabulary:,} are few"
+    fused = f"fused, {facts.chunk:,} positions at a time"
+    if passes.two_phase:
+        return f"{fused}, in the second phase: four matrix products in all"
+    coupled = couples_tokens(algorithm, not passes.old)
+    if coupled:
+        return f"{fused}: three matrix products, four for longer responses ({coupled} couples their tokens)"
+    return f"{fused}: three matrix products"
 
 
 def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> dict[str, int]:
@@ -138,6 +160,7 @@ def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> d
     full = max(each, 4)
     master = 4 * n if each < 4 else 0
     rows = config.microbatch_tokens
+    at_once = rows if facts.chunk is None or rows * facts.vocabulary <= FEW_LOGITS else min(rows, facts.chunk)
     samples = config.prompts * config.group_size
     return {
         "weights": n * each,
@@ -146,7 +169,7 @@ def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> d
         "reference": n * each if passes.reference else 0,
         "key-value cache while sampling": 2 * facts.layers * facts.kv_width * each * samples * config.max_tokens,
         "activations of a microbatch": 34 * rows * facts.hidden * facts.layers * each // 2,
-        "logits of a microbatch": (4 if passes.entropy else 3) * rows * facts.vocabulary * full,
+        "logits of a microbatch": (4 if passes.entropy else 3) * at_once * facts.vocabulary * full,
     }
 
 
@@ -178,6 +201,7 @@ def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFact
         f"  reference        {yes[passes.reference]:<4} {passes.reference_why}",
         f"  two phases       {yes[passes.two_phase is not None]:<4} {passes.two_phase or ONE_PHASE}",
         f"  exact entropy    {yes[passes.entropy]:<4} {passes.entropy_why}",
+        f"  head                  {head_path(config, algorithm, passes, facts)}",
         "",
         "arithmetic",
         f"  {samples} samples a step in {config.minibatches} minibatch(es) of about {samples // config.minibatches}, "

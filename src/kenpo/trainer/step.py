@@ -1,7 +1,8 @@
 """One rollout batch into optimizer steps, through one coefficient per token.
 
-The algorithm maps log-probs to d loss / d logp; a microbatch only has to run the model again and hand these numbers to
-the backward pass. So the gradient does not depend on how a minibatch was cut, over microbatches or over ranks.
+The algorithm maps log-probs to d loss / d logp; a microbatch only has to run the model and hand these numbers to the
+backward pass (`kenpo.models.backward`). So the gradient does not depend on how a minibatch was cut, over microbatches
+or over ranks.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +18,15 @@ import torch
 from torch import Tensor
 
 import kenpo
+from kenpo.models.backward import policy_backward
 from kenpo.models.policy import policy_terms, shares_prompts
 from kenpo.trainer.collect import stable_seed
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.cutting import deal, microbatches, units
 from kenpo.trainer.distributed import Ranks
 from kenpo.trainer.optimizer import Optimizer, learning_rate
-from kenpo.trainer.plan import Passes
-from kenpo.types import POLICY_FIELDS, Loss, Policy, Prepared, Rollouts
+from kenpo.trainer.plan import Passes, couples_tokens
+from kenpo.types import POLICY_FIELDS, Batch, Loss, Policy, Prepared, Rollouts
 
 Sums = dict[str, list[float]]
 
@@ -69,14 +71,17 @@ class Updater:
         mine = self.cut(rollouts, range(len(rollouts)), model)
         whole: dict[str, Tensor] = {}
         for rows in mine:
-            part = policy_terms(model, rollouts[rows], temperature=self.config.temperature, want=want)
+            part = policy_terms(
+                model, rollouts[rows], temperature=self.config.temperature, want=want, reference=self.reference
+            )
             for name, value in part.tensors().items():
                 if name not in whole:
                     whole[name] = value.new_zeros((len(rollouts), *value.shape[1:]))
                 whole[name][torch.as_tensor(rows, device=value.device)] = value
         if not whole:  # fewer rows than ranks: zeros of the right kind, filled by the others
             whole = policy_terms(model, rollouts.replace(mask=torch.zeros_like(rollouts.mask)),
-                                 temperature=self.config.temperature, want=want).tensors()  # fmt: skip
+                                 temperature=self.config.temperature, want=want,
+                                 reference=self.reference).tensors()  # fmt: skip
         rows = [r for part in mine for r in part]
         return Policy(**{n: self.ranks.combine_rows(rows, v).cpu() for n, v in whole.items()})
 
@@ -90,7 +95,7 @@ class Updater:
         """`rollouts` with the old and the reference log-probs that the plan asks for."""
         for name, wanted, model in (
             ("logp_old", self.passes.old, self.model),
-            ("logp_ref", self.passes.reference, self.reference),
+            ("logp_ref", self.passes.reference and "logp_ref" in self.algorithm.needs, self.reference),
         ):
             if wanted:
                 began = time.perf_counter()
@@ -143,30 +148,44 @@ class Updater:
     def gradient(self, minibatch: Prepared, report: Report) -> None:
         """The minibatch's gradient into ``.grad``, added over microbatches and ranks; its figures into `report`."""
         mine = _Figures()
-        whole: Policy | None = None
+        grads: dict[str, Tensor] | None = None
         if self.algorithm.two_phase(minibatch.rollouts):
             whole = self.terms(self.model, minibatch.rollouts, self.want)
             batch = kenpo.weigh(self.algorithm, minibatch, whole)
-            loss, grads = kenpo.coefficients(self.algorithm, batch, whole)
+            loss, found = kenpo.coefficients(self.algorithm, batch, whole)
+            grads = {n: g for n, g in found.items() if n == "logp" or bool(g.any())}
             if self.ranks.first:  # every rank holds the same whole-minibatch figures: count them once
                 mine.note(loss)
         else:
             batch = kenpo.weigh(self.algorithm, minibatch)
         selected = minibatch.selected.nonzero().squeeze(1).tolist()
         for rows in self.cut(minibatch.rollouts, selected, self.model):
-            part = batch[rows]
-            want = self.want if whole is None else self.differentiable
-            policy = policy_terms(self.model, part.prepared.rollouts, temperature=self.config.temperature, want=want)
-            if whole is None:
-                loss, shares = kenpo.coefficients(self.algorithm, part, _at_home(policy))
-                mine.note(loss)
-            else:
-                shares = {n: g[rows] for n, g in grads.items()}
-            _backward(policy, shares)
+            self._microbatch(batch[rows], None if grads is None else {n: g[rows] for n, g in grads.items()}, mine)
         if report.updates and minibatch.rollouts.logp_old is None:
             mine.extremes.pop("sampler_gap", None)  # π_θ has moved away from π_old: not the sampler's doing
         self._meet(report, mine)
         self.ranks.add_gradients(self.optimizer.parameters())
+
+    def _microbatch(self, part: Batch, grads: dict[str, Tensor] | None, mine: _Figures) -> None:
+        """One microbatch's gradient into ``.grad``: from known coefficients, or from those its own terms give."""
+        rollouts = part.prepared.rollouts
+
+        def shares(rows: slice, policy: Policy, measure: bool) -> dict[str, Tensor]:
+            if grads is not None:
+                return {n: g[rows] for n, g in grads.items()}
+            loss, found = kenpo.coefficients(self.algorithm, part[rows], _at_home(policy), measure)
+            if measure:
+                mine.note(loss)
+            return found
+
+        if grads is not None:
+            want, divisible = frozenset(grads) - {"logp"}, True
+        else:
+            want, divisible = self.want, couples_tokens(self.algorithm, rollouts.logp_old is None) is None
+        policy_backward(
+            self.model, rollouts, shares, temperature=self.config.temperature, want=want, reference=self.reference,
+            divisible=divisible,
+        )  # fmt: skip
 
     def _meet(self, report: Report, mine: _Figures) -> None:
         """Add this minibatch's figures over the ranks into `report`."""
@@ -200,11 +219,3 @@ def _at_home(policy: Policy) -> Policy:
     """The numbers without graph, on the CPU, where the rollouts live."""
     detached = policy.detach()
     return Policy(**{n: v.cpu() for n, v in detached.tensors().items()})
-
-
-def _backward(policy: Policy, grads: Mapping[str, Tensor]) -> None:
-    """Back-propagate given coefficients through the policy's fields; a field without graph is left out."""
-    pairs = [(getattr(policy, name), grad) for name, grad in grads.items()]
-    pairs = [(value, grad.to(device=value.device, dtype=value.dtype)) for value, grad in pairs if value.requires_grad]
-    if pairs:
-        torch.autograd.backward([v for v, _ in pairs], [g for _, g in pairs])
