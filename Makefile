@@ -54,8 +54,9 @@ integration: setup-dev  ## tests with a real model from the package registry
 mutants: setup-dev  ## plant each fault of tests/mutants/mutants.toml and see a test fail
 	@$(PY) tests/mutants/run.py $(ARGS)
 
-docs: setup-dev  ## links, commands and examples of README, docs/ and the sources
-	@$(PY) -m pytest tests/test_docs.py tests/test_doctests.py $(ARGS)
+docs: setup-dev  ## write the catalogue's pages; check links, commands and examples of README, docs/ and the sources
+	@$(PY) docs/build_pages.py
+	@$(PY) -m pytest tests/test_docs.py tests/test_doctests.py tests/test_pages.py $(ARGS)
 
 clean:  ## remove .venv and the caches; runs/ stays
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build

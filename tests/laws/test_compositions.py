@@ -83,3 +83,18 @@ def test_effective_sample_size():
     assert same(
         torch.tensor(result.metrics["effective_sample_size"]), (w.sum() ** 2 / (len(w) * (w * w).sum())).float(), 1e-6
     )
+
+
+class Everywhere(kenpo.stages.Advantage):
+    """1 on every position, also where there is nothing to train: a stage that was written carelessly."""
+
+    def __call__(self, rewards, ctx, state):
+        return torch.ones_like(ctx.mask, dtype=rewards.dtype), state
+
+
+def test_advantages_vanish_off_the_mask_and_on_dropped_rows():
+    a = kenpo.get("dapo").but(advantage=Everywhere())
+    rollouts, policy = tensors(make_case(3))
+    result = kenpo.evaluate(a, rollouts, policy)
+    trained = rollouts.mask & kenpo.select(a, rollouts).unsqueeze(-1)
+    assert torch.equal(result.advantages != 0, trained)

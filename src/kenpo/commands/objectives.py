@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,6 +89,34 @@ def documentation(name: str) -> str | None:
     return None if module is None else inspect.getdoc(module)
 
 
+def file_of(name: str) -> str | None:
+    """The name of the file in algorithms/ that declares the catalogued algorithm `name`, without its ending."""
+    from kenpo.algorithms import module_of
+
+    module = module_of(name)
+    return None if module is None else module.__name__.rsplit(".", 1)[-1]
+
+
+def family(name: str) -> list[str]:
+    """Names of the catalogued algorithms in one file: the method itself, then its variants."""
+    import kenpo
+
+    here = file_of(name)
+    return [n for n in kenpo.names() if here is not None and file_of(n) == here]
+
+
+def parent(name: str) -> str | None:
+    """The catalogued algorithm that the declaration of `name` starts from; None for the root."""
+    import kenpo
+    from kenpo.algorithms import module_of
+
+    module, first = module_of(name), family(name)[0]
+    if name != first:
+        return first
+    imported = [v.name for v in vars(module).values() if isinstance(v, kenpo.Algorithm)] if module else []
+    return next((n for n in imported if n not in family(name)), None)
+
+
 def changes(a: Any) -> list[str]:
     """The slots in which `a` differs from GRPO."""
     import kenpo
@@ -106,15 +135,19 @@ def list_(argv: list[str]) -> int:
         print(json.dumps(rows, indent=2))
         return 0
     _table(
-        ["name", "source", "changes to GRPO", "needs", "status"],
-        [[r["name"], r["source"], ", ".join(r["changes"]) or "–", ", ".join(r["needs"]), r["status"]] for r in rows],
+        ["name", "paper", "changes to GRPO", "needs", "status"],
+        [
+            [r["name"], r["source"], ", ".join(r["changes"]) or "–", ", ".join(r["needs"]) or "–", r["status"]]
+            for r in rows
+        ],
     )
+    print(f"\n{len(rows)} algorithms; a name with a hyphen is a variant. kenpo show NAME, kenpo diff A B")
     return 0
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """One algorithm: its slots and numbers, formula, source.
+    """One algorithm: its formula, slots and numbers, source, variants, and what other trainers do under its name.
 
     examples:
       kenpo show gspo
@@ -139,12 +172,29 @@ def show(argv: list[str]) -> int:
     from kenpo.loading import resolve
 
     a = resolve(options.name, settings_from(options.set), options.with_)
-    document = documentation(a.name) if ":" not in options.name else None
+    known = ":" not in options.name
+    document = documentation(a.name) if known else None
+    more = beside(a.name) if known else {}
     if options.json:
-        print(json.dumps({**entry(a), "settings": a.settings(), "documentation": document}, indent=2, default=str))
+        found = {**entry(a), "settings": a.settings(), "documentation": document, **more}
+        print(json.dumps(found, indent=2, default=str))
         return 0
     if document:
         print(document + "\n")
+    _table(["slot", "stage", "sees", "reads"], slots(a))
+    reason = a.two_phase()
+    print(f"source: {a.source} · status: {a.status}")
+    print(f"step: {'two phases: ' + reason if reason else 'one phase'}")
+    if more.get("variants"):
+        print(f"variants: {', '.join(more['variants'])} (kenpo diff {a.name} {more['variants'][0]})")
+    for word in ("use", "mind", "elsewhere"):
+        for text in [more[word]] if isinstance(more.get(word), str) else more.get(word, []):
+            print(textwrap.fill(f"{word}: {text}", 110, subsequent_indent="    "))
+    return 0
+
+
+def slots(a: Any) -> list[list[str]]:
+    """Rows (slot, stage, sees, reads) of an algorithm's stages in running order."""
     rows = []
     for slot in a.SLOTS:
         value = getattr(a, slot)
@@ -154,11 +204,17 @@ def show(argv: list[str]) -> int:
             for i, s in enumerate(stages)
         ]
         rows += [] if stages else [[slot, "–", "", ""]]
-    _table(["slot", "stage", "sees", "reads"], rows)
-    reason = a.two_phase()
-    print(f"source: {a.source} · status: {a.status}")
-    print(f"step: {'two phases: ' + reason if reason else 'one phase'}")
-    return 0
+    return rows
+
+
+def beside(name: str) -> dict[str, Any]:
+    """What stands beside the declaration: parent, variants, when to use it, and what others do under its name."""
+    from kenpo.commands.notes import NOTES
+
+    here = file_of(name)
+    note = NOTES.get(here) if here else None
+    variants = [n for n in family(name) if n != name]
+    return {"parent": parent(name), "variants": variants, **({} if note is None else note._asdict())}
 
 
 @dataclass(frozen=True)
