@@ -27,7 +27,7 @@ def check_combination(a: Algorithm) -> None:
         )
     corrections = [s for s in a.weights if s.is_correction]
     anchor = getattr(a.ratio, "anchor", None)
-    if corrections and anchor == "sampler":
+    if corrections and a.ratio is not None and "logp_sampler" in a.ratio.needs:  # also in a nested ratio
         raise IllegalCombinationError(
             f"{a.name}: {snake(corrections[0])} corrects π_old/μ while the ratio is already anchored at the sampler: "
             "the mismatch would be counted twice; anchor the ratio at 'old' or drop the correction"
@@ -44,11 +44,12 @@ def check_combination(a: Algorithm) -> None:
 def check_finite(rows: Rollouts | Policy, mask: Tensor, needs: frozenset[str]) -> None:
     """Raise `NonFiniteError` for a NaN or infinity at a trained position of a field that some stage reads."""
     for name, value in rows.tensors().items():
-        if (name in needs or name == "logp") and value.dim() == 2 and value.dtype.is_floating_point:
-            where = masked.first_bad(value, mask)
+        if (name in needs or name == "logp") and value.dim() >= 2 and value.dtype.is_floating_point:
+            trained = mask.reshape(mask.shape + (1,) * (value.dim() - 2)).expand_as(value)
+            where = masked.first_bad(value, trained)
             if where:
                 raise NonFiniteError(
-                    f"{name}: {value[where].item()} at the trained position {list(where)} (rollout, token); "
+                    f"{name}: {value[where].item()} at the trained position {list(where[:2])} (rollout, token); "
                     "mask that token or mend its log-prob"
                 )
 
