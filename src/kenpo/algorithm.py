@@ -42,6 +42,7 @@ class Algorithm:
     """Named, typed slots. Tuples where a slot maps a type to itself, single stages where types differ.
 
     ``loss = Σ aggregate · (penalty − weight · objective)``. ``status``: "paper", "our reading" or "reconstruction".
+    ``updates``: the most optimizer steps that may consume one rollout batch (None: any); a trainer refuses more.
     """
 
     name: str
@@ -55,17 +56,12 @@ class Algorithm:
     weights: tuple[Weight, ...] = ()
     regularizers: tuple[Regularizer, ...] = ()
     status: str = "paper"
+    updates: int | None = None
 
     SLOTS: ClassVar[dict[str, type[Stage]]] = {
-        "selection": Selection,
-        "shaping": Shaping,
-        "advantage": Advantage,
-        "weights": Weight,
-        "ratio": Ratio,
-        "surrogate": Surrogate,
-        "regularizers": Regularizer,
-        "aggregate": Aggregate,
-    }
+        "selection": Selection, "shaping": Shaping, "advantage": Advantage, "weights": Weight, "ratio": Ratio,
+        "surrogate": Surrogate, "regularizers": Regularizer, "aggregate": Aggregate,
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         for slot, kind in self.SLOTS.items():
@@ -386,15 +382,15 @@ def evaluate(a: Algorithm, rollouts: Rollouts, policy: Policy, state: Any = None
     with torch.enable_grad():
         share = objective(a, batch, policy)
         found = torch.autograd.grad(share.loss, list(fields.values()), retain_graph=True, allow_unused=True)
-    gradients = {
-        n: torch.zeros_like(fields[n]) if g is None else g.detach() for n, g in zip(fields, found, strict=True)
-    }
+    pairs = zip(fields, found, strict=True)
+    gradients = {n: torch.zeros_like(fields[n]) if g is None else g.detach() for n, g in pairs}
+    figures = metrics.as_floats(share.sums, share.extremes)
     return Result(
         loss=share.loss,
         coefficients=gradients["logp"],
         advantages=batch.advantages,
         weights=share.weights,
-        metrics=metrics.as_floats(share.sums, share.extremes),
+        metrics=figures,
         state=prepared.state,
         gradients=gradients,
     )

@@ -10,8 +10,8 @@ implementation keeps ρ. The mask is on π_old/μ: with π_θ for π_old (as ARe
 staleness too, another method.
 
 Online IcePop is a schedule, not another loss: exactly one update per rollout batch, so that r = 1, no clip acts and the
-gradient is M(ρ)·A·∇log π. Its stages are IcePop's. `kenpo train` keeps the schedule with its defaults, ``--minibatches
-1 --epochs 1``; π_old is then π_θ detached and no second scoring pass runs.
+gradient is M(ρ)·A·∇log π. Its stages are IcePop's; `kenpo train` refuses more than one update per batch. π_old is then
+π_θ detached and no second scoring pass runs.
 """
 
 from kenpo.algorithms.grpo import GRPO
@@ -24,4 +24,4 @@ ICEPOP = GRPO.but(
     regularizers=(),
 )
 
-ONLINE_ICEPOP = ICEPOP.but(name="online_icepop", source="hijkzzz.notion.site, 2025-12-16")
+ONLINE_ICEPOP = ICEPOP.but(name="online_icepop", source="hijkzzz.notion.site, 2025-12-16", updates=1)

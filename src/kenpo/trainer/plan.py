@@ -49,6 +49,11 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
             f"algorithm {algorithm.name!r}: {_who(algorithm, name)} needs {name!r}, which `kenpo train` does not supply"
         )
     updates = config.minibatches * config.epochs
+    if algorithm.updates is not None and updates > algorithm.updates:
+        raise InputError(
+            f"algorithm {algorithm.name!r} takes at most {algorithm.updates} update(s) per rollout batch, but --minibatches "
+            f"{config.minibatches} --epochs {config.epochs} make {updates}"
+        )
     wants_old = "logp_old" in needs
     old = wants_old and updates > 1
     if not wants_old:
