@@ -51,8 +51,8 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     updates = config.minibatches * config.epochs
     if algorithm.updates is not None and updates > algorithm.updates:
         raise InputError(
-            f"algorithm {algorithm.name!r} takes at most {algorithm.updates} update(s) per rollout batch, but --minibatches "
-            f"{config.minibatches} --epochs {config.epochs} make {updates}"
+            f"algorithm {algorithm.name!r} takes at most {algorithm.updates} update(s) per rollout batch, but "
+            f"--minibatches {config.minibatches} --epochs {config.epochs} make {updates}"
         )
     wants_old = "logp_old" in needs
     old = wants_old and updates > 1
