@@ -1,5 +1,6 @@
 """The same command on models of other families, with tokenizers of their own and truncated sampling."""
 
+import copy
 import json
 
 import pytest
@@ -77,7 +78,8 @@ def test_a_run_on_two_processes_ends_where_one_does(options, spawn, tmp_path):
 
     model = options["model"].replace("qwen3", "gpt2")
     base = f"""train --model {model} --verifier {options["verifier"]} --algorithm dapo --steps 3 --prompts 3
-        --group-size 4 --max-tokens 8 --lr 1e-3 --dtype float64 --minibatches 3 --eval-problems 5 --threads 1 --quiet""".split()
+        --group-size 4 --max-tokens 8 --lr 1e-3 --dtype float64 --minibatches 3 --eval-problems 5 --threads 1
+        --quiet""".split()
     assert main([*base, "--out", str(tmp_path / "one")]) == 0
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     two = spawn(*base, "--out", tmp_path / "two", launcher=launcher)
@@ -111,7 +113,9 @@ def smollm2(tmp_path_factory):
 
     source = (folder / name).parent
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=(folder / name).name, dtype=torch.float32)
-    model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
+    config = copy.deepcopy(loaded.config)
+    del config.quantization_config  # the copy is plain float32
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder / "model")
     AutoTokenizer.from_pretrained(source, gguf_file=(folder / name).name).save_pretrained(folder / "model")

@@ -13,6 +13,7 @@ import torch
 
 import kenpo
 from kenpo.engines.hf import HFEngine
+from kenpo.errors import InputError
 from kenpo.experience.tasks import Task, load_task
 from kenpo.experience.verifiers import Verifier, load_verifier
 from kenpo.models.loading import load_model
@@ -92,6 +93,10 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     if device == "cuda" and ranks.size > 1:
         device = f"cuda:{ranks.local}"
     model, tokenizer = load_model(str(checkpoint or config.model), dtype=config.dtype, device=device)
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise InputError(
+            f"{config.model}: a quantized model, whose weights can't be trained and saved; dequantize it first"
+        )
     facts = ModelFacts.of(model)
     passes = plan_passes(inputs.algorithm, config, facts.vocabulary)
     reference = None
