@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from kenpo.commands.options import parse
+from kenpo.commands.arguments import parse
 from kenpo.errors import RunError
 
 
@@ -36,7 +36,7 @@ class LossOptions:
 
 def loss(argv: list[str]) -> int:
     """`kenpo loss CASE.json [--out OUT.json]`."""
-    options = parse(LossOptions, "loss", argv)
+    options = parse(LossOptions, argv, prog="kenpo loss", description=LossOptions.__doc__ or "")
     from kenpo.casefile import run_file
 
     text = json.dumps(run_file(options.case))
@@ -127,7 +127,7 @@ def changes(a: Any) -> list[str]:
 
 def list_(argv: list[str]) -> int:
     """`kenpo list [--json]`."""
-    options = parse(ListOptions, "list", argv)
+    options = parse(ListOptions, argv, prog="kenpo list", description=ListOptions.__doc__ or "")
     import kenpo
 
     rows = [entry(kenpo.get(n)) for n in kenpo.names()]
@@ -167,11 +167,11 @@ class ShowOptions:
 
 def show(argv: list[str]) -> int:
     """`kenpo show NAME`."""
-    options = parse(ShowOptions, "show", argv)
-    from kenpo.commands.options import settings_from
+    options = parse(ShowOptions, argv, prog="kenpo show", description=ShowOptions.__doc__ or "")
     from kenpo.loading import resolve
+    from kenpo.trainer.config import parse_settings
 
-    a = resolve(options.name, settings_from(options.set), options.with_)
+    a = resolve(options.name, parse_settings(options.set), options.with_)
     known = ":" not in options.name
     document = documentation(a.name) if known else None
     more = beside(a.name) if known else {}
@@ -236,7 +236,7 @@ class DiffOptions:
 
 def diff(argv: list[str]) -> int:
     """`kenpo diff A B`."""
-    options = parse(DiffOptions, "diff", argv)
+    options = parse(DiffOptions, argv, prog="kenpo diff", description=DiffOptions.__doc__ or "")
     from kenpo.loading import resolve
 
     a, b = resolve(options.a), resolve(options.b)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-
-from kenpo.errors import InputError
+from kenpo.commands.arguments import parse
 
 DESCRIPTION = """Train a causal LM on prompts and responses, and write an ordinary model folder.
 
@@ -22,32 +19,7 @@ examples:
 
 def sft(argv: list[str]) -> int:
     """Run one supervised training from command-line arguments."""
-    import tyro
-
     from kenpo.trainer.sft import SFTConfig, run
 
-    complaints = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaints):
-            config = tyro.cli(SFTConfig, args=argv, prog="kenpo sft", description=DESCRIPTION)
-    except SystemExit as leaving:
-        if not leaving.code:  # --help
-            raise
-        raise InputError(f"{_first_complaint(complaints.getvalue())} (see kenpo sft --help)") from None
-    run(config)
+    run(parse(SFTConfig, argv, prog="kenpo sft", description=DESCRIPTION))
     return 0
-
-
-def _first_complaint(box: str) -> str:
-    """The first section of tyro's box on one line: what stands between the title and the next rule."""
-    lines = [line.strip().strip("│|").strip() for line in box.splitlines()]
-    if lines and lines[0][:1] not in ("╭", "+"):  # without a terminal the title has a line and a rule of its own
-        lines = lines[1:]
-    sections: list[list[str]] = [[]]
-    for line in lines:
-        if not set(line) - set("─-"):
-            sections.append([])
-        elif line[0] not in "╭╰+":
-            sections[-1].append(line)
-    text = next((" ".join(section) for section in sections if section), "the options can't be read")
-    return text.removeprefix("Error parsing SFTConfig: ").removesuffix(".")

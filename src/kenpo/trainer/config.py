@@ -39,12 +39,17 @@ FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills"})
 
 
 def parse_settings(items: Sequence[str]) -> dict[str, Any]:
-    """``["surrogate.high=0.3"]`` as ``{"surrogate.high": 0.3}``; what is not JSON is text. InputError without '='."""
+    """``["surrogate.high=0.3"]`` as ``{"surrogate.high": 0.3}``; what is not JSON is taken as text.
+
+    InputError for a pair without '=' or key, and for a key given twice.
+    """
     settings: dict[str, Any] = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise InputError(f"--set takes SLOT.FIELD=VALUE, for example surrogate.high=0.3; got {item!r}")
+        if key in settings:
+            raise InputError(f"--set gives {key!r} twice")
         try:
             settings[key] = json.loads(value)
         except json.JSONDecodeError:
@@ -136,6 +141,18 @@ class TrainConfig:
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Of the model; the optimizer keeps float32 master weights of a bfloat16 model."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Of the output head: float32 keeps the logits of a bfloat16 model exact, in sampling and training."""
+    gradient_checkpointing: bool = False
+    """Keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third more time."""
+    lora_rank: int = 0
+    """Train a LoRA adapter of this rank instead of the model; 0: off. A model folder that is an adapter needs none."""
+    lora_alpha: float | None = None
+    """Scale of the adapter, over its rank (twice the rank)."""
+    lora_targets: tuple[str, ...] = ()
+    """Linear layers that get an adapter, such as q_proj v_proj; default: all but the head."""
+    save_adapter: bool = False
+    """Checkpoints hold the adapter alone instead of a whole model with the adapter merged in."""
     device: str | None = None
     """cpu, cuda or cuda:N; default: cuda where there is one."""
     seed: int = 0
@@ -171,7 +188,7 @@ class TrainConfig:
     """No progress, errors only."""
 
     def __post_init__(self) -> None:
-        for name in ("stages", "stop", "loggers", "betas"):  # lists from JSON or from Python callers
+        for name in ("stages", "stop", "loggers", "betas", "lora_targets"):  # lists from JSON or from Python callers
             value = getattr(self, name)
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
@@ -184,7 +201,7 @@ class TrainConfig:
 
 FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig))
 _AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epochs": 1, "microbatch_tokens": 1,
-             "max_refills": 0,
+             "max_refills": 0, "lora_rank": 0, "lora_alpha": 0,
              "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0, "threads": 1,
              "eval_every": 0,
              "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0, "log_samples": 0}  # fmt: skip
@@ -207,9 +224,13 @@ def check(config: TrainConfig) -> None:
     for name, allowed in {
         "schedule": ("constant", "linear", "cosine"),
         "dtype": ("float32", "bfloat16", "float64"),
+        "head_dtype": ("model", "float32"),
     }.items():
         if getattr(config, name) not in allowed:
             raise unknown_name(name, str(getattr(config, name)), allowed)
+
+    if not config.lora_rank and (config.lora_alpha is not None or config.lora_targets):
+        raise InputError("--lora-alpha and --lora-targets shape a new adapter: give its --lora-rank too")
 
 
 def _flag(name: str) -> str:
@@ -227,6 +248,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
     if config.threads is None:
         filled["threads"] = _threads()
     resolved = config.but(**filled)
+    if resolved.lora_rank and resolved.lora_alpha is None:
+        resolved = resolved.but(lora_alpha=2.0 * resolved.lora_rank)
     if resolved.record_batches is None:
         assert resolved.prompts
         assert resolved.group_size
