@@ -58,13 +58,28 @@ def policy_backward(
         policy = nothing(model, rollouts, want) if made is None else terms_of(made, rollouts, temperature, want)
         _back_propagate(policy, shares(slice(0, len(rollouts)), policy.detach(), True))
         return
+    d_states = head_backward(made, head, rollouts, shares, temperature, want, divisible, chunk)
+    if made.states.requires_grad:
+        made.states.backward(d_states)
+
+
+def head_backward(
+    made: Forward,
+    head: tuple[Tensor, Tensor | None, Transform],
+    rollouts: Rollouts,
+    shares: Shares,
+    temperature: float,
+    want: frozenset[str] = frozenset(),
+    divisible: bool = False,
+    chunk: int | None = None,
+) -> Tensor:
+    """The part of `policy_backward` that is the head's: adds to its ``.grad``, returns the hidden states' gradient."""
     weight, bias, after = head
-    counts = torch.bincount(made.rows.row, minlength=len(rollouts)).tolist()
-    pieces = cut(counts, chunk or default_chunk(weight))
+    pieces = cut(torch.bincount(made.rows.row, minlength=len(rollouts)).tolist(), chunk or default_chunk(weight))
     transform = after._replace(temperature=temperature)
     walk = _Walk(made, rollouts, shares, pieces, want, divisible, weight, bias, transform)
     d_weight, d_bias = _accumulator(weight), None if bias is None else _accumulator(bias)
-    d_hidden = fused_linear_logprob(
+    d_states = fused_linear_logprob(
         made.states.detach(), weight.detach(), made.rows.target, [n for p in pieces for n in p.sizes], walk.gains,
         bias=None if bias is None else bias.detach(), transform=transform, entropy="entropy" in want, ids=made.topk,
         d_weight=d_weight, d_bias=d_bias,
@@ -72,8 +87,7 @@ def policy_backward(
     _settle(weight, d_weight)
     if bias is not None:
         _settle(bias, d_bias)
-    if made.states.requires_grad:
-        made.states.backward(d_hidden.to(made.states.dtype))
+    return d_states.to(made.states.dtype)
 
 
 def default_chunk(weight: Tensor) -> int:
