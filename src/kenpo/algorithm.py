@@ -272,7 +272,8 @@ def _totals(ctx: Context, mask: Tensor, weights: Tensor | None) -> Totals:
     like = ctx.advantages
     mask = mask & ctx.selected.unsqueeze(-1)
     kept = mask if weights is None else mask & (weights > 0)
-    tokens, kept_tokens = masked.count(mask, like, -1), masked.count(kept, like, -1)
+    tokens = masked.count(mask, like, -1)
+    kept_tokens = tokens if weights is None else masked.count(kept, like, -1)
     everyone = torch.ones_like(ctx.selected)
     return Totals(
         tokens=tokens.sum(),
@@ -325,7 +326,7 @@ def _objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool) -> Los
         penalty, rows, share = _penalty(a, batch, ctx, kept, scale, i, stage)
         loss = loss + (share * penalty).sum()
         penalties.append((stage, penalty.detach(), share, rows))
-    weights = masked.select(torch.ones_like(batch.advantages), ctx.mask) if weights is None else weights
+    weights = ctx.mask.to(batch.advantages.dtype) if weights is None else weights
     if not measure:
         return Loss(loss, weights)
     with torch.no_grad():

@@ -53,8 +53,8 @@ def first_bad(x: Tensor, mask: Tensor) -> tuple[int, ...] | None:
 
     One sum decides: it is finite unless an entry is not, or the sum itself overflows, which the second look sorts out.
     """
-    kept = select(x.detach(), mask)
-    if bool(torch.isfinite(kept.sum())):
+    if bool(torch.isfinite(x.detach().sum())):
         return None
+    kept = select(x.detach(), mask)
     bad = (~torch.isfinite(kept)).nonzero()
     return tuple(bad[0].tolist()) if len(bad) else None

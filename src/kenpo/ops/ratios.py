@@ -17,6 +17,10 @@ def saturate(x: Tensor) -> Tensor:
     >>> saturate(torch.tensor([-50.0, 0.5, 120.0]))
     tensor([-20.0000,   0.5000,  20.0000])
     """
+    if x.requires_grad and x.numel():
+        low, high = torch.aminmax(x.detach())
+        if bool((low >= -LIMIT) & (high <= LIMIT)):  # the usual case: no clamp, and no gradient of one
+            return x
     return x.clamp(-LIMIT, LIMIT)
 
 

@@ -15,7 +15,15 @@ def clip(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     >>> clip(torch.tensor([1.5, 1.5]), torch.tensor([1.0, -1.0]), 0.2, 0.2)
     tensor([ 1.2000, -1.5000])
     """
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+    return smaller(ratio * advantages, ratio.detach().clamp(1 - low, 1 + high) * advantages)
+
+
+def smaller(free: Tensor, held: Tensor) -> Tensor:
+    """The minimum of an objective and the constant that a clip holds it at; equal ones have the gradient of `free`.
+
+    Inside the bounds the two are equal, so this is the gradient of ``min(r·A, clamp(r)·A)`` at fewer passes.
+    """
+    return torch.where(free <= held, free, held)
 
 
 def dual_clip(objective: Tensor, advantages: Tensor, dual: float) -> Tensor:
@@ -29,7 +37,7 @@ def dual_clip(objective: Tensor, advantages: Tensor, dual: float) -> Tensor:
 
 def clip_between(ratio: Tensor, advantages: Tensor, floor: Tensor, cap: Tensor) -> Tensor:
     """``min(r·A, clamp(r, floor, cap)·A)`` with bounds [B,T] of each token's own, absolute and constant."""
-    return torch.minimum(ratio * advantages, ratio.clamp(floor, cap) * advantages)
+    return smaller(ratio * advantages, ratio.detach().clamp(floor, cap) * advantages)
 
 
 def gradient_preserving_clip(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kenpo.errors import MissingFieldError, UndeclaredFieldError
 from kenpo.ops import groups, masked, ratios
-from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, Policy, Rollouts
+from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, FieldSpec, Policy, Rollouts
 
 if TYPE_CHECKING:
     from kenpo.stages.base import Stage
@@ -139,19 +139,31 @@ class Context:
         Raises `UndeclaredFieldError` if the stage does not name the field in ``needs`` and `MissingFieldError` if the
         batch does not have it.
         """
-        if self._allowed is not None and not declared and name not in self._allowed and name not in _FREE:
-            raise UndeclaredFieldError(f"{self._owner} reads {name!r} but does not declare it in needs")
+        if not declared:
+            self._may_read(name)
         return self._cached(name, lambda: self._clean(name))
+
+    def _may_read(self, name: str) -> None:
+        if self._allowed is not None and name not in self._allowed and name not in _FREE:
+            raise UndeclaredFieldError(f"{self._owner} reads {name!r} but does not declare it in needs")
 
     def log_ratio(self, anchor: str) -> Tensor:
         """[B,T] log π_θ − log anchor, saturated at ±20, 0 off the mask; `anchor` is old, sampler, guided or prox."""
-        base = self.read(ANCHORS[anchor])
-        return self._cached(f"log_ratio.{anchor}", lambda: ratios.log_ratio(self.logp, base, self.mask))
+        base = ANCHORS[anchor]
+        self._may_read(base)
+        return self._cached(f"log_ratio.{anchor}", lambda: self._saturated_difference("logp", base))
 
     def log_correction(self, anchor: str = "old") -> Tensor:
         """[B,T] log π_old − log μ (or log π_prox − log μ), saturated at ±20, 0 off the mask; a constant."""
-        proximal, sampler = self.read(ANCHORS[anchor]), self.read("logp_sampler")
-        return self._cached(f"log_correction.{anchor}", lambda: ratios.log_ratio(proximal, sampler, self.mask).detach())
+        proximal = ANCHORS[anchor]
+        self._may_read(proximal)
+        self._may_read("logp_sampler")
+        make = lambda: self._saturated_difference(proximal, "logp_sampler").detach()  # noqa: E731
+        return self._cached(f"log_correction.{anchor}", make)
+
+    def _saturated_difference(self, name: str, other: str) -> Tensor:
+        """`ratios.log_ratio` of two log-probs; junk is selected away once, after the difference."""
+        return ratios.saturate(masked.select(self._raised(name) - self._raised(other), self.mask))
 
     def per_token(self, x: Tensor) -> Tensor:
         """[B] -> [B,T]: a rollout's number on each of its trainable tokens, 0 elsewhere."""
@@ -169,22 +181,27 @@ class Context:
         return cache[name]
 
     def _clean(self, name: str) -> Tensor:
+        value = self._raised(name)
+        spec = _spec(name)
+        if spec.kind != "float" or spec.axes[:2] != "BT":
+            return value
+        keep = self.mask.reshape(self.mask.shape + (1,) * (value.dim() - 2))
+        return masked.select(value, keep)
+
+    def _raised(self, name: str) -> Tensor:
+        """The field as it came, floats of half precision as float32; junk off the mask is still there."""
         core = self._core
         if name == "logp_old" and core.rollouts.logp_old is None and core.policy is not None:
-            return self.read("logp", declared=True).detach()
-        source = core.policy if name in POLICY_FIELDS else core.rollouts
-        value = getattr(source, name, None)
+            return self._raised("logp").detach()
+        value = getattr(core.policy if name in POLICY_FIELDS else core.rollouts, name, None)
         if value is None:
             how = _HOW.get(name, "provide it")
             where = "the policy terms" if name in POLICY_FIELDS else "the rollouts"
             raise MissingFieldError(
                 f"{self._owner or 'the algorithm'} needs {name!r}, which {where} do not have: {how}"
             )
-        spec = (POLICY_FIELDS if name in POLICY_FIELDS else ROLLOUT_FIELDS)[name]
-        if spec.kind != "float":
-            return value
-        value = raised(value)
-        if spec.axes[:2] != "BT":
-            return value
-        keep = core.mask.reshape(core.mask.shape + (1,) * (value.dim() - 2))
-        return masked.select(value, keep)
+        return raised(value) if _spec(name).kind == "float" else value
+
+
+def _spec(name: str) -> FieldSpec:
+    return (POLICY_FIELDS if name in POLICY_FIELDS else ROLLOUT_FIELDS)[name]
