@@ -13,7 +13,7 @@ from typing import Any, Literal
 from kenpo.commands.arguments import merge_repeats, parse, take
 from kenpo.errors import InputError, KenpoError
 
-_LISTS = ("--set", "--with", "--stop", "--loggers", "--k")
+_LISTS = ("--set", "--with", "--stop", "--loggers", "--k", "--lora-targets")
 
 _TRAIN = """Train a model with any algorithm on any task, and write everything about it into one folder.
 

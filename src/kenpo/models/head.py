@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kenpo.errors import InputError
+from kenpo.models.wide_head import WideHead
 from kenpo.ops.linear_logprob import Second, Transform, linear_logprob
 
 #: Up to so many logits (positions times vocabulary) they are simply made. Measured on a CPU, hidden sizes 192 and 512:
@@ -49,7 +50,12 @@ class Head:
         """Weight, bias and what follows (at temperature 1) where the module is a bare Linear; None where an adapter, a
         parametrization or a hook may change what it does."""
         m = self.module
-        if type(m) is not torch.nn.Linear or m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m):
+        if (
+            type(m) not in (torch.nn.Linear, WideHead)
+            or m._forward_hooks
+            or m._forward_pre_hooks
+            or "forward" in vars(m)
+        ):
             return None
         scale = None if self.scale is None else 1.0 / self.scale if self.divide else self.scale
         return m.weight, m.bias, Transform(1.0, scale, self.cap)

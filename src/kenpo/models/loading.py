@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from kenpo.errors import InputError, unknown_name
+from kenpo.models.lora import base_of, is_adapter, open_adapter
+from kenpo.models.wide_head import widen_head
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 BUNDLED = Path(__file__).parent / "bundled" / "addition"
@@ -18,11 +20,16 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
 
-def load_model(path_or_name: str | Path, *, dtype: str = "float32", device: str = "cpu", trainable: bool = True):
+def load_model(
+    path_or_name: str | Path, *, dtype: str = "float32", device: str = "cpu", trainable: bool = True,
+    head_dtype: str = "model",
+):  # fmt: skip
     """A causal language model and its tokenizer: ``(model, tokenizer)``.
 
     ``path_or_name`` is a transformers model folder, a hub name, or ``"bundled"`` (the model shipped in the package).
-    ``dtype`` is float32, bfloat16 or float64. With ``trainable=False`` no parameter requires a gradient.
+    ``dtype`` is float32, bfloat16 or float64; ``head_dtype`` "float32" raises the head alone (`widen_head`). With
+    ``trainable=False`` no parameter requires a gradient. The folder of a LoRA adapter opens its base model and puts the
+    adapter in; only the adapter is then trainable.
 
     The model comes in eval mode, and sampling, scoring and training all run in it: dropout would give the scoring pass
     another policy than the one that sampled, so that the ratio of a fresh sample would not be 1.
@@ -33,12 +40,21 @@ def load_model(path_or_name: str | Path, *, dtype: str = "float32", device: str 
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     where = _device(device)
+    folder = Path(path_or_name).expanduser()
+    if is_adapter(folder):
+        model, tokenizer = load_model(
+            base_of(folder), dtype=dtype, device=device, trainable=False, head_dtype=head_dtype
+        )
+        open_adapter(model, folder, trainable)
+        return model, tokenizer
     source, local = _resolve(path_or_name)
     with _quiet():
         config = _config(source, local)
         _check_causal(config, source)
         tokenizer = _tokenizer(source, local)
         model = _weights(source, config, DTYPES[dtype])
+    if head_dtype == "float32" and dtype == "bfloat16":
+        widen_head(model)
     model.to(where)
     model.eval()
     model.requires_grad_(trainable)

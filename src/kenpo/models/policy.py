@@ -18,6 +18,7 @@ from kenpo.models import shared_prompt
 from kenpo.models.checkpointing import checkpointed
 from kenpo.models.head import Head, Reference, find_head, head_terms, module_inputs, pick_terms
 from kenpo.models.loading import context_length, vocabulary_size
+from kenpo.models.lora import Starting
 from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, Policy, Rollouts
 
 COMPUTED = frozenset({"logp", "entropy", "topk_logp", "kl_ref"})
@@ -67,6 +68,9 @@ def forward(
     model: Any, rollouts: Rollouts, *, temperature: float, want: frozenset[str], reference: Any = None
 ) -> Forward | None:
     """Everything that comes before the head, checked as `policy_terms` says; None without a trainable token."""
+    if isinstance(model, Starting):
+        with model.active() as inner:
+            return forward(inner, rollouts, temperature=temperature, want=want, reference=reference)
     _check_want(want, rollouts, reference)
     if not temperature > 0:
         raise InputError(f"temperature: {temperature} is not above 0")
@@ -85,7 +89,7 @@ def forward(
     other = None
     if "kl_ref" in want:
         with torch.no_grad():
-            other = Reference(*_hidden(reference, rows))
+            other = Reference(*_hidden_of(reference, rows))
     return Forward(rows, states, head, support, topk, other)
 
 
@@ -151,6 +155,13 @@ def _compact(rollouts: Rollouts, device: torch.device, context: int | None, voca
     return Compact(ids, row, column, index[row], source, target)
 
 
+def _hidden_of(reference: Any, rows: Compact) -> tuple[Tensor, Head | None]:
+    if not isinstance(reference, Starting):
+        return _hidden(reference, rows)
+    with reference.active() as model:
+        return _hidden(model, rows)
+
+
 def _hidden(model: Any, rows: Compact) -> tuple[Tensor, Head | None]:
     """What predicts the targets: hidden states [N,H] and the head, or the model's own logits [N,V] and None."""
     head = find_head(model)
@@ -195,6 +206,8 @@ def _families(model: Any, module: Any, ids: Tensor, first: list[int], lengths: l
 
 def shares_prompts(model: Any) -> str | None:
     """None where prompts that rows share run once, with gradients as they are switched now; else the reason."""
+    if isinstance(model, Starting):
+        model = model.model
     head = find_head(model)
     return shared_prompt.reason_against(model, model if head is None else head.decoder)
 

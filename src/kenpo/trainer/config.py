@@ -32,6 +32,9 @@ RECIPE: dict[str, Any] = {
 }  # fmt: skip
 RECIPE_SETTINGS: dict[str, Any] = {"regularizers": [], "surrogate.high": 0.28}  # with the recipe's algorithm, grpo
 
+OPTIMIZERS = ("adamw", "torchao_adamw_8bit", "torchao_adamw_4bit",
+              "bnb_adamw_8bit", "bnb_paged_adamw", "bnb_paged_adamw_8bit")  # fmt: skip
+
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
 PROCESS_FIELDS = frozenset({"out", "series", "resume", "dry_run", "quiet"})
 # Recorded, yet free to differ when a run is resumed: they change no number.
@@ -126,6 +129,10 @@ class TrainConfig:
     stop: tuple[str, ...] = ()
     """Strings that end a response, besides the model's end-of-sequence ids."""
 
+    optimizer: Literal[
+        "adamw", "torchao_adamw_8bit", "torchao_adamw_4bit", "bnb_adamw_8bit", "bnb_paged_adamw", "bnb_paged_adamw_8bit"
+    ] = "adamw"
+    """adamw is torch's; the others need torchao or bitsandbytes and save memory."""
     lr: float | None = None
     """Learning rate (recipe 1e-4, else 1e-6)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -225,6 +232,7 @@ def check(config: TrainConfig) -> None:
         "schedule": ("constant", "linear", "cosine"),
         "dtype": ("float32", "bfloat16", "float64"),
         "head_dtype": ("model", "float32"),
+        "optimizer": OPTIMIZERS,
     }.items():
         if getattr(config, name) not in allowed:
             raise unknown_name(name, str(getattr(config, name)), allowed)

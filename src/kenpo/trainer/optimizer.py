@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kenpo.errors import RunError
+from kenpo.errors import InputError, RunError
 from kenpo.trainer.config import TrainConfig
+
+# By name in the configuration: module, class and package. Moments of 8 or 4 bits; paged ones move to the CPU when a
+# GPU runs out.
+OPTIMIZERS = {
+    "torchao_adamw_8bit": ("torchao.optim", "AdamW8bit", "torchao"),
+    "torchao_adamw_4bit": ("torchao.optim", "AdamW4bit", "torchao"),
+    "bnb_adamw_8bit": ("bitsandbytes.optim", "AdamW8bit", "bitsandbytes"),
+    "bnb_paged_adamw": ("bitsandbytes.optim", "PagedAdamW", "bitsandbytes"),
+    "bnb_paged_adamw_8bit": ("bitsandbytes.optim", "PagedAdamW8bit", "bitsandbytes"),
+}
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -43,7 +55,7 @@ class Optimizer:
             {"params": [p for p in moved.values() if p.dim() < 2], "weight_decay": 0.0},
         ]
         assert config.betas is not None
-        self.inner = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=config.betas)
+        self.inner = _make(config.optimizer, [g for g in groups if g["params"]], config.betas)
         self._moved = moved
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -75,7 +87,10 @@ class Optimizer:
         if self.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(moved, self.grad_clip, norm)
         for group in self.inner.param_groups:
-            group["lr"] = lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
         self.inner.step()
         with torch.no_grad():
             for name, master in self.masters.items():
@@ -85,22 +100,82 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Moments, step counts and master weights by parameter name."""
-        tensors = {f"master.{n}": m for n, m in self.masters.items()}
+        tensors = dict(self._exact())
         for name, p in self._moved.items():
             for key, value in self.inner.state.get(p, {}).items():
-                tensors[f"{key}.{name}"] = torch.as_tensor(value)
-        return {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
+                if hasattr(value, "__tensor_flatten__"):  # a quantized moment: its parts
+                    tensors |= {f"{key}:{part}.{name}": getattr(value, part) for part in value.__tensor_flatten__()[0]}
+                else:
+                    tensors[f"{key}.{name}"] = torch.as_tensor(value)
+        return {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+
+    def _exact(self) -> Iterator[tuple[str, Tensor]]:
+        """What a model folder of one low precision can't hold: master weights, and float32 weights beside them."""
+        if self.masters:
+            yield from ((f"master.{n}", p) for n, p in self._moved.items())
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take up a state that `state` gave. RunError if it belongs to other parameters."""
+        """Take up a state that `state` gave. RunError if it belongs to other parameters or another optimizer."""
+        with torch.no_grad():
+            for name, exact in self._exact():
+                exact.copy_(tensors[name])
+        found: dict[str, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            kind, _, name = key.partition(".")
+            if kind != "master" and name in self._moved:
+                found.setdefault(name, {})[kind] = value
         for name, p in self._moved.items():
-            found = {k: tensors[f"{k}.{name}"] for k in ("step", "exp_avg", "exp_avg_sq") if f"{k}.{name}" in tensors}
-            if found and (len(found) != 3 or found["exp_avg"].shape != p.shape):
+            if name in found:
+                self.inner.state[p] = self._restored(name, p, found[name])
+
+    def _restored(self, name: str, p: Tensor, found: dict[str, Tensor]) -> dict[str, Any]:
+        """One parameter's state as the optimizer itself would hold it."""
+        probe = _first_state(self.inner, p)
+        wanted = {
+            f"{k}:{part}" if part else k
+            for k, v in probe.items()
+            for part in (v.__tensor_flatten__()[0] if hasattr(v, "__tensor_flatten__") else ("",))
+        }
+        if wanted != found.keys():
+            raise RunError(f"the checkpoint's optimizer state does not fit parameter {name}")
+        restored: dict[str, Any] = {}
+        for key, fresh in probe.items():
+            if hasattr(fresh, "__tensor_flatten__"):
+                parts, context = fresh.__tensor_flatten__()
+                inner = {part: found[f"{key}:{part}"].to(getattr(fresh, part)) for part in parts}
+                restored[key] = type(fresh).__tensor_unflatten__(inner, context, fresh.shape, fresh.stride())
+                continue
+            value = found[key]
+            if not isinstance(fresh, Tensor):
+                restored[key] = type(fresh)(value.item())
+                continue
+            if value.shape != fresh.shape:
                 raise RunError(f"the checkpoint's optimizer state does not fit parameter {name}")
-            if name in self.masters:
-                with torch.no_grad():
-                    self.masters[name].copy_(tensors[f"master.{name}"])
-            if found:
-                self.inner.state[p] = {
-                    k: v.clone() if k == "step" else v.to(device=p.device, dtype=p.dtype) for k, v in found.items()
-                }
+            restored[key] = value.to(device=fresh.device, dtype=fresh.dtype, copy=True)
+        return restored
+
+
+def _first_state(optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Any]:
+    """What the optimizer holds for a parameter like `p` after a first step: names, kinds, shapes and dtypes."""
+    twin = torch.nn.Parameter(torch.zeros_like(p))
+    twin.grad = torch.zeros_like(p)
+    group = next(g for g in optimizer.param_groups if any(q is p for q in g["params"]))
+    kept = optimizer.param_groups
+    try:
+        optimizer.param_groups = [{**group, "params": [twin]}]
+        optimizer.step()
+    finally:
+        optimizer.param_groups = kept
+    return dict(optimizer.state.pop(twin))
+
+
+def _make(name: str, groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
+    """The optimizer of that name. InputError with the line that installs it."""
+    if name == "adamw":
+        return torch.optim.AdamW(groups, lr=0.0, betas=betas)
+    module, kind, package = OPTIMIZERS[name]
+    try:
+        made = getattr(importlib.import_module(module), kind)
+    except ImportError:
+        raise InputError(f"--optimizer {name} needs {package}, which is not installed; pip install {package}") from None
+    return made(groups, lr=0.0, betas=betas)

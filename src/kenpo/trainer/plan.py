@@ -14,6 +14,8 @@ from kenpo.algorithm import reads_policy
 from kenpo.errors import InputError
 from kenpo.models.backward import head_chunk
 from kenpo.models.head import FEW_LOGITS
+from kenpo.models.policy import shares_prompts
+from kenpo.models.shared_prompt import LEAST_SHARE
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
 from kenpo.types import Rollouts
@@ -123,6 +125,8 @@ class ModelFacts:
     vocabulary: int
     kv_width: int
     chunk: int | None  # positions that a fused head takes at a time; None: its logits are made whole
+    trainable: int  # parameters
+    unshared: str | None  # why prompts can't be shared in training; None: they can
 
     @classmethod
     def of(cls, model: Any) -> ModelFacts:
@@ -136,6 +140,7 @@ class ModelFacts:
             sum(p.numel() for p in parameters), parameters[0].element_size(),
             getattr(c, "num_hidden_layers", None) or 1, hidden,
             int(model.get_input_embeddings().weight.shape[0]), width, head_chunk(model),
+            sum(p.numel() for p in parameters if p.requires_grad), shares_prompts(model),
         )  # fmt: skip
 
 
@@ -156,24 +161,37 @@ def head_path(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelF
     return f"{fused}: three matrix products"
 
 
+def prompt_path(config: TrainConfig, facts: ModelFacts) -> str:
+    """Whether a group's prompt runs once in scoring and training, and why not."""
+    if facts.unshared:
+        return f"no   {facts.unshared}"
+    if config.group_size == 1:
+        return "no   a group holds one sample"
+    return f"yes  where that saves {LEAST_SHARE:.0%} of a group's tokens: once in scoring and training"
+
+
 def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> dict[str, int]:
     """Bytes by purpose; rough (activations at about 34 numbers per hidden unit and layer), on one process."""
     assert config.prompts
     assert config.group_size
     assert config.max_tokens
-    n, each = facts.parameters, facts.bytes_each
+    n, each, moved = facts.parameters, facts.bytes_each, facts.trainable
+    adapted = moved < n
     full = max(each, 4)
-    master = 4 * n if each < 4 else 0
+    master = 4 * moved if each < 4 and not adapted else 0
     rows = config.microbatch_tokens
     at_once = rows if facts.chunk is None or rows * facts.vocabulary <= FEW_LOGITS else min(rows, facts.chunk)
     samples = config.prompts * config.group_size
     return {
         "weights": n * each,
-        "gradients": n * each,
-        "optimizer": 2 * n * full + master,
-        "reference": n * each if passes.reference else 0,
+        "gradients": moved * each,
+        "optimizer": 2 * moved * full + master,
+        "reference": n * each if passes.reference and not adapted else 0,
         "key-value cache while sampling": 2 * facts.layers * facts.kv_width * each * samples * config.max_tokens,
-        "activations of a microbatch": 34 * rows * facts.hidden * facts.layers * each // 2,
+        "activations of a microbatch": rows
+        * facts.hidden
+        * each
+        * (facts.layers + 17 if config.gradient_checkpointing else 17 * facts.layers),
         "logits of a microbatch": (4 if passes.entropy else 3) * at_once * facts.vocabulary * full,
     }
 
@@ -188,7 +206,9 @@ def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFact
     yes = {True: "yes", False: "no"}
     lines = [
         f"{algorithm.name} on {config.task}, model {config.model} "
-        f"({facts.parameters:,} parameters, {config.dtype}, {config.device})",
+        f"({facts.parameters:,} parameters, "
+        + (f"{facts.trainable:,} of them trained, " if facts.trainable < facts.parameters else "")
+        + f"{config.dtype}, {config.device})",
         "",
         "settings of the algorithm",
         *(f"  {key} = {value}" for key, value in algorithm.settings().items()),
@@ -206,12 +226,14 @@ def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFact
         f"  reference        {yes[passes.reference]:<4} {passes.reference_why}",
         f"  two phases       {yes[passes.two_phase is not None]:<4} {passes.two_phase or ONE_PHASE}",
         f"  exact entropy    {yes[passes.entropy]:<4} {passes.entropy_why}",
+        f"  shared prompts   {prompt_path(config, facts)}",
         f"  head                  {head_path(config, algorithm, passes, facts)}",
         "",
         "arithmetic",
         f"  {samples} samples a step in {config.minibatches} minibatch(es) of about {samples // config.minibatches}, "
         f"{config.epochs} epoch(s): {passes.updates} optimizer step(s)",
-        f"  microbatches of at most {config.microbatch_tokens:,} padded tokens on {ranks} process(es)",
+        f"  microbatches of at most {config.microbatch_tokens:,} padded tokens (a shared prompt counts once) "
+        f"on {ranks} process(es)",
         f"  {config.steps} steps: {config.steps * samples:,} samples, "
         f"at most {config.steps * samples * config.max_tokens:,} tokens"
         + (" before refilling" if algorithm.selection else ""),

@@ -126,7 +126,9 @@ class RunFolder:
     def save(self, state: checkpoints.TrainerState, model: Any, tokenizer: Any, optimizer: dict[str, Any]) -> Path:
         """Write a checkpoint of `state`, then remove old ones."""
         state.files = self.sizes()
-        path = checkpoints.save_checkpoint(self.checkpoints, state, model, tokenizer, optimizer)
+        path = checkpoints.save_checkpoint(
+            self.checkpoints, state, model, tokenizer, optimizer, self.config.save_adapter
+        )
         checkpoints.prune(self.checkpoints, self.config.keep)
         return path
 

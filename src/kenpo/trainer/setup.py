@@ -16,7 +16,9 @@ from kenpo.engines.hf import HFEngine
 from kenpo.errors import InputError
 from kenpo.experience.tasks import Task, load_task
 from kenpo.experience.verifiers import Verifier, load_verifier
+from kenpo.models.checkpointing import enable_checkpointing
 from kenpo.models.loading import load_model
+from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter, starting_policy
 from kenpo.trainer.collect import Collector, sampling_options
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.distributed import Ranks
@@ -92,19 +94,18 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     device = config.device or "cpu"
     if device == "cuda" and ranks.size > 1:
         device = f"cuda:{ranks.local}"
-    model, tokenizer = load_model(str(checkpoint or config.model), dtype=config.dtype, device=device)
+    model, tokenizer = open_model(config, device, checkpoint)
     if getattr(model.config, "quantization_config", None) is not None:
         raise InputError(
             f"{config.model}: a quantized model, whose weights can't be trained and saved; dequantize it first"
         )
+    if config.gradient_checkpointing:
+        enable_checkpointing(model)
     facts = ModelFacts.of(model)
     passes = plan_passes(inputs.algorithm, config, facts.vocabulary)
-    reference = None
-    if passes.reference:
-        reference = (
-            load_model(config.model, dtype=config.dtype, device=device)[0] if checkpoint else copy.deepcopy(model)
-        )
-        reference.requires_grad_(False)
+    reference = open_reference(config, model, device, checkpoint) if passes.reference else None
+    if checkpoint and is_adapted(model):
+        restore_adapter(model, checkpoint)
     assert config.max_tokens is not None
     assert config.prompts is not None
     prompts = Prompts(model, tokenizer, config.system or inputs.task.system, config.max_tokens)
@@ -123,6 +124,33 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     return Parts(
         config, inputs.algorithm, ranks, model, tokenizer, engine, collector, updater, evaluator, passes, facts
     )
+
+
+def open_model(config: TrainConfig, device: str, checkpoint: Path | None) -> tuple[Any, Any]:
+    """Model and tokenizer, from `checkpoint` if there is one. With an adapter always as the run began: what it was
+    trained to is taken up after the reference has been made of it."""
+    started = bool(config.lora_rank) or is_adapter(config.model)
+    if config.save_adapter and not started:
+        raise InputError(
+            "--save-adapter: there is no adapter; give --lora-rank, or a --model that is an adapter's folder"
+        )
+    if config.lora_rank and is_adapter(config.model):
+        raise InputError(f"--lora-rank: {config.model} is an adapter already and goes on being trained; leave it out")
+    source = config.model if started else str(checkpoint or config.model)
+    model, tokenizer = load_model(source, dtype=config.dtype, device=device, head_dtype=config.head_dtype)
+    if config.lora_rank:
+        assert config.lora_alpha is not None
+        add_adapter(model, config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets, seed=config.seed)
+    return model, tokenizer
+
+
+def open_reference(config: TrainConfig, model: Any, device: str, checkpoint: Path | None) -> Any:
+    """The policy that the run started from, frozen. With an adapter it is the trained model itself, see `Starting`."""
+    if is_adapted(model):
+        return starting_policy(model, trained=not config.lora_rank)
+    if not checkpoint:
+        return copy.deepcopy(model).requires_grad_(False)
+    return load_model(config.model, dtype=config.dtype, device=device, trainable=False, head_dtype=config.head_dtype)[0]
 
 
 def settle_torch(config: TrainConfig) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kenpo.errors import InputError
+from kenpo.models.lora import is_adapted, merged_state, save_adapter
 from kenpo.trainer.disk import disk_errors, remove_tree, sync_folder, sync_tree
 
 FORMAT = 1
@@ -98,10 +99,11 @@ def restore_rng(tensors: dict[str, Tensor], states: dict[str, Any]) -> None:
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    """A model folder that transformers opens; a tied head is written out too: some engines would keep a stale one."""
+    """A model folder that transformers opens; a tied head is written out too: some engines would keep a stale one. An
+    adapter is merged into the weights that are written."""
     from transformers.utils import logging
 
-    tensors = dict(model.state_dict())
+    tensors = merged_state(model) if is_adapted(model) else dict(model.state_dict())
     tied = {t.data_ptr() for n, t in tensors.items() if n != "lm_head.weight"}
     if "lm_head.weight" in tensors and tensors["lm_head.weight"].data_ptr() in tied:
         tensors["lm_head.weight"] = tensors["lm_head.weight"].clone()
@@ -116,9 +118,17 @@ def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
 
 
 def save_checkpoint(
-    checkpoints: Path, state: TrainerState, model: Any, tokenizer: Any, optimizer: dict[str, Tensor]
+    checkpoints: Path,
+    state: TrainerState,
+    model: Any,
+    tokenizer: Any,
+    optimizer: dict[str, Tensor],
+    adapter_only: bool = False,
 ) -> Path:
-    """Write ``step_NNNNNN`` whole or not at all. `RunError` if the disk refuses; older checkpoints are untouched."""
+    """Write ``step_NNNNNN`` whole or not at all. `RunError` if the disk refuses; older checkpoints are untouched.
+
+    A model with an adapter is written merged, with the adapter under ``trainer/adapter``; or as the adapter alone.
+    """
     from safetensors.torch import save_file
 
     target = checkpoints / f"step_{state.step:06d}"
@@ -129,7 +139,13 @@ def save_checkpoint(
             if temporary.exists():
                 shutil.rmtree(temporary)
             (temporary / "trainer").mkdir(parents=True)
-            save_model(temporary, model, tokenizer)
+            if adapter_only:
+                save_adapter(model, temporary)
+                tokenizer.save_pretrained(temporary)
+            else:
+                save_model(temporary, model, tokenizer)
+                if is_adapted(model):
+                    save_adapter(model, temporary / "trainer" / "adapter")
             save_file({**optimizer, **rng_tensors()}, str(temporary / "trainer" / "optimizer.safetensors"))
             record = {"format": FORMAT, **asdict(state), "rng": rng_json()}
             (temporary / "trainer" / "state.json").write_text(json.dumps(record))

@@ -1,0 +1,202 @@
+"""LoRA adapters through peft: putting one in, opening and saving them, and the policy that training started from.
+
+The model stays a plain transformers model whose linear layers hold the adapter, so sampling, scoring and training run
+it as any other. Its output head never holds one: the fused log-probs read the head's weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kenpo.errors import InputError
+
+ACTIVE, STARTING = "default", "starting"
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def is_adapter(path: str | Path) -> bool:
+    """Whether `path` is a folder that peft saved an adapter to."""
+    return (Path(path).expanduser() / _CONFIG).is_file()
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether the model holds an adapter that this module put in."""
+    return hasattr(model, "_kenpo_adapter")
+
+
+def add_adapter(model: Any, rank: int, *, alpha: float, targets: Sequence[str] = (), seed: int = 0) -> None:
+    """Put a fresh adapter into the model and freeze everything else: it changes nothing yet (B = 0).
+
+    ``targets`` are names of linear layers such as q_proj; none: all but the head. `InputError` for names that fit no
+    layer, for the head, and without peft.
+    """
+    peft = _peft()
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=list(targets) or "all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            with _quiet():
+                wrapped = peft.get_peft_model(model, config)
+        except ValueError as error:
+            raise InputError(f"--lora-targets {' '.join(targets)}: {str(error).splitlines()[0][:200]}") from None
+    _settle(model, wrapped, "--lora-targets")
+
+
+def base_of(folder: Path) -> str:
+    """The model that an adapter folder belongs to. `InputError` if the folder does not say, or peft can't use it."""
+    try:
+        config = json.loads((folder / _CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: {_CONFIG} can't be read ({error})") from None
+    if config.get("peft_type") != "LORA" or config.get("use_dora"):
+        raise InputError(f"{folder}: only plain LoRA adapters can be opened, this is {config.get('peft_type')}")
+    base = config.get("base_model_name_or_path")
+    if not base:
+        raise InputError(f"{folder}: {_CONFIG} names no base model; put its path at base_model_name_or_path")
+    beside = folder / base
+    return str(beside) if not Path(base).exists() and beside.is_dir() else base
+
+
+def open_adapter(model: Any, folder: Path, trainable: bool) -> None:
+    """Put a saved adapter into its base model. `InputError` if it does not fit."""
+    peft = _peft()
+    try:
+        with _quiet():
+            wrapped = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=trainable)
+    except Exception as error:
+        raise InputError(f"{folder}: the adapter can't be opened ({str(error).splitlines()[0][:200]})") from None
+    _settle(model, wrapped, str(folder))
+
+
+def _settle(model: Any, wrapped: Any, where: str) -> None:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    head = model.get_output_embeddings()
+    if isinstance(head, BaseTunerLayer) or any(isinstance(m, AuxiliaryTrainingWrapper) for m in model.modules()):
+        raise InputError(f"{where}: an adapter on the output head or on whole modules is not supported; leave them out")
+    object.__setattr__(model, "_kenpo_adapter", wrapped)  # not as a submodule: it holds the model
+    model.eval()
+
+
+# -- the policy that training started from ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Starting:
+    """The policy that training started from, made of the trained model itself: with its adapter off, or with a frozen
+    copy of the adapter that it began with. `kenpo.models.policy` takes it wherever it takes a model."""
+
+    model: Any
+    adapter: str | None
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The trained model's."""
+        return self.model.parameters()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Any]:
+        """The model as it was. Nothing but which adapter is read is switched: no parameter's requires_grad."""
+        layers = list(_layers(self.model))
+        before = [(m._active_adapter, m._disable_adapters) for m in layers]
+        for m in layers:
+            m._active_adapter, m._disable_adapters = [self.adapter or ACTIVE], self.adapter is None
+        try:
+            yield self.model
+        finally:
+            for m, (name, off) in zip(layers, before, strict=True):
+                m._active_adapter, m._disable_adapters = name, off
+
+
+def starting_policy(model: Any, trained: bool) -> Starting:
+    """The reference for a model with an adapter. ``trained``: the adapter has been trained already, so that the policy
+    now is base and adapter, and a frozen copy of the adapter is kept; else the base alone."""
+    if not trained:
+        return Starting(model, None)
+    wrapped = model._kenpo_adapter
+    with _quiet():
+        wrapped.add_adapter(STARTING, wrapped.peft_config[ACTIVE])
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, p in own.items():
+            if f".{STARTING}." in name:
+                source = own[name.replace(f".{STARTING}.", f".{ACTIVE}.")]
+                p.data = source.detach().clone()
+                p.requires_grad_(False)
+                source.requires_grad_(True)
+    for m in _layers(model):
+        m._active_adapter = [ACTIVE]
+    return Starting(model, STARTING)
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return (m for m in model.modules() if isinstance(m, BaseTunerLayer))
+
+
+# -- saving -----------------------------------------------------------------------------------------------------------
+
+
+def merged_state(model: Any) -> dict[str, Tensor]:
+    """The model's state dict with the adapter added to the weights, under the names of a model without one.
+
+    The model itself is left alone: merging in place and back again would round its weights.
+    """
+    tensors = {}
+    for name, value in model.state_dict().items():
+        if ".lora_" not in name:
+            tensors[name.replace(".base_layer.", ".")] = value
+    for name, module in model.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            weight = tensors[f"{name}.weight"]
+            delta = module.get_delta_weight(ACTIVE).detach()
+            tensors[f"{name}.weight"] = (weight.to(torch.promote_types(weight.dtype, delta.dtype)) + delta).to(
+                weight.dtype
+            )
+    return tensors
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """The adapter alone, as peft opens it."""
+    model._kenpo_adapter.save_pretrained(str(folder), selected_adapters=[ACTIVE])
+    (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
+
+
+def restore_adapter(model: Any, checkpoint: Path) -> None:
+    """Take up the adapter of a checkpoint. `InputError` if it holds none."""
+    from safetensors.torch import load_file
+
+    peft = _peft()
+    places = [p / _WEIGHTS for p in (checkpoint / "trainer" / "adapter", checkpoint)]
+    file = next((p for p in places if p.is_file()), None)
+    if file is None:
+        raise InputError(f"{checkpoint}: holds no adapter to go on from")
+    peft.set_peft_model_state_dict(model._kenpo_adapter, load_file(str(file)), adapter_name=ACTIVE)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without peft's warnings: it reads deprecated names of transformers, and sets by itself what it warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise InputError("LoRA needs peft, which is not installed; pip install peft") from None
+    return peft
