@@ -309,8 +309,9 @@ def report(a: argparse.Namespace, results: list[dict[str, Any]]) -> None:
             r = rate.get(dtype)
             least = floor(a, dtype, PRODUCTS[side], r) if r else 0.0
             number = sum((x["dtype"], x["side"]) == (dtype, side) for x in timed)
-            rows.append([f"{dtype} {side}", number, f"{m['seconds']:.2f}", f"{m['cpu_seconds']:.2f}", f"{m['bytes'] / 2**20:.0f}",
-                         f"{least:.2f}" if r else "-", f"{m['seconds'] / least:.2f}" if r else "-"])  # fmt: skip
+            figures = [f"{m['seconds']:.2f}", f"{m['cpu_seconds']:.2f}", f"{m['bytes'] / 2**20:.0f}"]
+            figures += [f"{least:.2f}", f"{m['seconds'] / least:.2f}"] if r else ["-", "-"]
+            rows.append([f"{dtype} {side}", number, *figures])
         print(
             measure.table(
                 rows, ["side", "runs", "seconds", "of all cores", "MiB added", "products alone, s", "over that"]
