@@ -27,7 +27,7 @@ def load(spec: str) -> Algorithm:
         module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     except InputError:
         raise
-    except Exception as error:  # whatever the user's file raises
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise InputError(f"algorithm {spec!r}: {where} failed with {type(error).__name__}: {error}") from error
     value = getattr(module, name, None)
     if not isinstance(value, Algorithm):

@@ -81,16 +81,48 @@ def test_group_of_one_with_a_group_advantage(refused):
 
 
 def test_a_prompt_longer_than_the_context(refused, tmp_path):
-    rows = [{"prompt": "1+1=", "answer": 2}] * 30
+    rows = [{"prompt": f"1+{n}=", "answer": n + 1} for n in range(30)]
     rows[7]["prompt"] = "1+" * 40
     error = refused("--task", write(tmp_path / "d.jsonl", rows), "--verifier", "numeric", "--prompts", "27")
     assert "problem" in error
     assert "64" in error
 
 
+def test_a_long_prompt_that_only_a_later_step_would_meet(refused, tmp_path):
+    rows = [{"prompt": f"1+{n}=", "answer": n + 1} for n in range(30)]
+    rows[7]["prompt"] = "1+" * 40
+    data = write(tmp_path / "d.jsonl", rows)
+    assert "problem 7" in refused("--task", data, "--verifier", "numeric", "--steps", "14")
+    more = ("--algorithm", "dapo", "--max-refills", "6")
+    assert "problem 7" in refused("--task", data, "--verifier", "numeric", "--steps", "2", *more)
+
+
 def test_an_existing_run_folder(refused, tmp_path):
     (tmp_path / "there").mkdir()
     assert "exists already" in refused("--out", tmp_path / "there", out=False)
+    (tmp_path / "loose").symlink_to("nowhere")
+    assert "exists already" in refused("--out", tmp_path / "loose", out=False)
+
+
+def test_a_run_folder_that_cannot_be_made(refused, tmp_path):
+    (tmp_path / "file").write_text("")
+    error = refused("--out", tmp_path / "file" / "run", out=False)
+    assert "file is not a folder that can be written to" in error
+
+
+def test_numbers_that_no_run_can_use(refused):
+    for option in ("--lr", "--weight-decay", "--temperature", "--correct-at", "--grad-clip"):
+        for value in ("inf", "nan"):
+            error = refused(option, value)
+            assert option in error
+    assert "64 bits" in refused("--seed", 2**63)
+    assert "given twice" in refused("--set", "surrogate.high=0.3", "--set", "surrogate.high=0.4")
+
+
+def test_an_algorithm_file_that_ends_the_process(refused, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import sys\nsys.exit(0)\n")
+    assert "SystemExit" in refused("--algorithm", f"{path}:MINE")
 
 
 def test_resume_without_a_run_or_with_another_configuration(refused, tmp_path):

@@ -56,6 +56,33 @@ def test_json_round_trip_and_unknown_keys(tmp_path):
     path.write_text("{")
     with pytest.raises(InputError, match="not JSON"):
         load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="not JSON"):
+        load(path)
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(to_dict(config)).encode())
+    assert load(path) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"steps": "four"}, "--steps: 'four' is not a whole number"),
+        ({"steps": 1.5}, "--steps: 1.5 is not a whole number"),
+        ({"seed": True}, "--seed: True is not a whole number"),
+        ({"task": 7}, "--task: 7 is not text"),
+        ({"stop": "abc"}, "--stop: 'abc' is not a list"),
+        ({"settings": [1]}, "--set: .1. is not an object"),
+        ({"betas": ["a", "b"]}, "--betas: .* is not a list"),
+        ({"lr": float("inf")}, "--lr: inf is not a finite number"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(values, said):
+    with pytest.raises(InputError, match=said):
+        from_dict(values)
+
+
+def test_paths_are_taken_as_text(tmp_path):
+    assert TrainConfig(out=tmp_path).out == str(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,15 @@ the model and the task are the bundled ones, else from `USUAL`. The resolved con
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -51,6 +54,8 @@ def parse_settings(items: Sequence[str]) -> dict[str, Any]:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise InputError(f"--set takes SLOT.FIELD=VALUE, for example surrogate.high=0.3; got {item!r}")
+        if key in settings:
+            raise InputError(f"--set: {key} is given twice")
         if key in settings:
             raise InputError(f"--set gives {key!r} twice")
         try:
@@ -199,6 +204,10 @@ class TrainConfig:
             value = getattr(self, name)
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
+        for name, value in vars(self).items():
+            if isinstance(value, os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
+        check_kinds(self)
         check(self)
 
     def but(self, **changes: Any) -> TrainConfig:
@@ -214,12 +223,48 @@ _AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epoch
              "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0, "log_samples": 0}  # fmt: skip
 
 
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """What a field's annotation allows: its members, `Annotated` and `Literal` taken off."""
+    if get_origin(hint) is Annotated:
+        return _kinds(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(kind for part in get_args(hint) for kind in _kinds(part))
+    return (str,) if get_origin(hint) is Literal else (hint,)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_is_a(v, get_args(kind)[0]) for v in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, get_origin(kind) or kind)
+
+
+@functools.cache
+def _field_kinds() -> dict[str, tuple[Any, ...]]:
+    return {name: _kinds(hint) for name, hint in get_type_hints(TrainConfig, include_extras=True).items()}
+
+
+def check_kinds(config: TrainConfig) -> None:
+    """InputError for a value of another kind than its field's, as JSON or a Python caller may give it."""
+    for name, kinds in _field_kinds().items():
+        value = getattr(config, name)
+        if not any(_is_a(value, kind) for kind in kinds):
+            wanted = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}
+            listed = wanted.get(kinds[0], "an object" if get_origin(kinds[0]) is dict else "a list")
+            raise InputError(f"{_flag(name)}: {value!r} is not {listed}")
+
+
 def check(config: TrainConfig) -> None:
     """InputError for a number out of range or options that exclude each other."""
     for name, least in _AT_LEAST.items():
         value = getattr(config, name)
         if value is not None and not value >= least:
             raise InputError(f"{_flag(name)}: {value} is below the least allowed, {least}")
+    if not -(2**63) <= config.seed < 2**63:
+        raise InputError(f"--seed: {config.seed} does not fit into 64 bits")
     if not config.temperature > 0:
         raise InputError(f"--temperature: {config.temperature} is not above 0; greedy decoding is for evaluation only")
     if not 0 < config.top_p <= 1:
@@ -315,11 +360,13 @@ def from_dict(values: Mapping[str, Any], where: str = "") -> TrainConfig:
 def load(path: str | os.PathLike[str]) -> TrainConfig:
     """A configuration from a JSON file. InputError if it can't be read."""
     try:
-        values = json.loads(Path(path).read_text())
+        values = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"{path}: can't be read ({error.strerror})") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: not JSON (line {error.lineno}: {error.msg})") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8; a number of thousands of digits; nested too deep
+        raise InputError(f"{path}: not JSON ({type(error).__name__})") from None
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected one JSON object of options")
     return from_dict(values, str(path))

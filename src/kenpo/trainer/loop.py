@@ -88,7 +88,10 @@ def already_finished(folder: RunFolder) -> dict[str, Any]:
     """The summary of a run that was resumed after its end."""
     import json
 
-    summary = json.loads((folder.path / "summary.json").read_text())
+    try:
+        summary = json.loads((folder.path / "summary.json").read_text())
+    except ValueError:
+        raise RunError(f"{folder.path / 'summary.json'}: damaged, not JSON; remove it and resume once more") from None
     if not folder.config.quiet:
         print(f"{folder.path}: already finished after {folder.config.steps} steps; nothing to do", file=sys.stderr)
     return {**summary, "run": str(folder.path)}

@@ -13,11 +13,12 @@ from typing import Any
 from kenpo.batches import save_rollouts
 from kenpo.errors import InputError, RunError
 from kenpo.trainer import state as checkpoints
-from kenpo.trainer.config import TrainConfig, differences, load, to_dict
+from kenpo.trainer.config import TrainConfig, differences, load, resolve, to_dict
 from kenpo.trainer.disk import disk_errors, sync_folder, write_json
 from kenpo.types import Rollouts
 
 LOGS = ("metrics.jsonl", "samples.jsonl")
+_BATCH = re.compile(r"(\d{6,})\.safetensors(\.tmp)?")
 
 
 def default_path(config: TrainConfig, root: Path = Path("runs")) -> Path:
@@ -93,8 +94,10 @@ class RunFolder:
                 )
             if there:
                 os.truncate(path, size)
+        self.metrics()  # damage is met now, not after the last step
         for batch in (self.path / "batches").glob("*"):
-            if batch.name.endswith(".tmp") or int(batch.stem) > state.step:
+            recorded = _BATCH.fullmatch(batch.name)  # other names are the user's
+            if recorded and (recorded[2] or int(recorded[1]) > state.step):
                 batch.unlink()
         for name in ("summary.json", "summary.json.tmp", "config.json.tmp"):
             (self.path / name).unlink(missing_ok=True)
@@ -140,22 +143,29 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of ``metrics.jsonl`` so far."""
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise RunError(f"{path}: damaged, not JSON lines ({error})") from None
 
 
 def refuse_existing(path: Path) -> None:
-    """InputError if there is something at `path` already."""
-    if path.exists():
+    """InputError if there is something at `path` already, or if no folder can be made there."""
+    if os.path.lexists(path):
         raise InputError(
             f"{path}: the run folder exists already; choose another --out, or go on with it by --resume {path}"
         )
+    above = next(p for p in path.absolute().parents if os.path.lexists(p))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"{path}: {above} is not a folder that can be written to; choose another --out")
 
 
 def recorded_config(path: Path) -> TrainConfig:
     """The configuration of the run at `path`. InputError if there is no run."""
     if not (path / "config.json").is_file():
         raise InputError(f"{path}: no run to resume there (no config.json); start one with --out {path}")
-    return load(path / "config.json")
+    return resolve(load(path / "config.json"))
 
 
 def check_same(recorded: TrainConfig, given: TrainConfig, path: Path) -> None:

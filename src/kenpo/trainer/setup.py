@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,22 @@ def open_inputs(config: TrainConfig) -> Iterator[Inputs]:
         yield Inputs(algorithm, task, verifier)
 
 
+def reach(config: TrainConfig, inputs: Inputs) -> int:
+    """How many problems are looked at before anything is sampled: a file's rows as far as the run may get, else one
+    batch of an endless task."""
+    assert config.prompts is not None
+    assert config.steps is not None
+    if not isinstance(inputs.task, Sized):
+        return config.prompts
+    rounds = 1 + (config.max_refills if inputs.algorithm.selection else 0)
+    return max(config.prompts, min(len(inputs.task), config.steps * config.prompts * rounds))
+
+
 def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | None = None) -> Parts:
     """Load the model (from `checkpoint`, if the run goes on from one) and put the parts together.
 
-    Prompts of the first batch and of the held-out problems are checked against the model's context here.
+    Prompts of the first batch (of a data file: all that the run can reach) and of the held-out problems are checked
+    against the model's context here.
     """
     device = config.device or "cpu"
     if device == "cuda" and ranks.size > 1:
@@ -109,7 +121,7 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     assert config.max_tokens is not None
     assert config.prompts is not None
     prompts = Prompts(model, tokenizer, config.system or inputs.task.system, config.max_tokens)
-    prompts.check(inputs.task.train(i) for i in range(config.prompts))
+    prompts.check(inputs.task.train(i) for i in range(reach(config, inputs)))
     engine = HFEngine(model, tokenizer)
     evaluator = None
     if config.eval_problems:

@@ -183,15 +183,22 @@ def sweep(checkpoints: Path) -> None:
 
 def load_state(checkpoint: Path) -> tuple[TrainerState, dict[str, Tensor], dict[str, Any]]:
     """A checkpoint's (state, tensors, RNG states for `restore_rng`). InputError if it was not written by a trainer."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    unusable = f"{checkpoint}: not a checkpoint that training can go on from"
     try:
         record = json.loads((checkpoint / "trainer" / "state.json").read_text())
         tensors = load_file(str(checkpoint / "trainer" / "optimizer.safetensors"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{checkpoint}: not a checkpoint that training can go on from ({error})") from None
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise InputError(f"{unusable} ({error})") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{unusable} (state.json holds no object)")
     written = record.pop("format", None)
     if written != FORMAT:
         raise InputError(f"{checkpoint}: written in format {written}, this version reads {FORMAT}")
-    rng = record.pop("rng")
-    return TrainerState(**record), tensors, rng
+    try:
+        rng = record.pop("rng")
+        return TrainerState(**record), {"rng.torch": tensors.pop("rng.torch"), **tensors}, rng
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{unusable} (what it holds is incomplete or foreign: {error})") from None
