@@ -317,16 +317,19 @@ def _objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool) -> Los
     ratio = None if a.ratio is None else a.ratio(ctx.of(a.ratio))
     gain = a.surrogate(ratio, ctx.of(a.surrogate))
     metrics.warn_if_blind(a, ctx)
-    # An advantage of 0 and a masked token contribute exactly 0; this is the one place that sees to it.
-    gain = masked.select(gain, ctx.mask & (batch.advantages != 0))
     scale = a.aggregate(ctx.mask, kept, batch.totals)
-    loss = -(scale * gain if weights is None else scale * weights * gain).sum()
+    # An advantage of 0 and a masked token contribute exactly 0; this is the one place that sees to it.
+    if masked.all_finite(gain):
+        share = scale * batch.advantages.sign().abs()  # advantages are 0 off the mask
+    else:
+        share, gain = scale, masked.select(gain, batch.advantages != 0)
+    loss = -(share * gain if weights is None else share * weights * gain).sum()
     penalties = []
     for i, stage in enumerate(a.regularizers):
-        penalty, rows, share = _penalty(a, batch, ctx, kept, scale, i, stage)
-        loss = loss + (share * penalty).sum()
-        penalties.append((stage, penalty.detach(), share, rows))
-    weights = ctx.mask.to(batch.advantages.dtype) if weights is None else weights
+        penalty, rows, part_of = _penalty(a, batch, ctx, kept, scale, i, stage)
+        loss = loss + (part_of * penalty).sum()
+        penalties.append((stage, penalty.detach(), part_of, rows))
+    weights = ctx.unit_mask(batch.advantages.dtype) if weights is None else weights
     if not measure:
         return Loss(loss, weights)
     with torch.no_grad():

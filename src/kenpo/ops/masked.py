@@ -18,6 +18,11 @@ def select(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x, x.new_zeros(()))
 
 
+def all_finite(x: Tensor) -> bool:
+    """Whether one sum shows every entry to be finite; False also where only the sum overflows."""
+    return bool(torch.isfinite(x.detach().sum()))
+
+
 def divide(total: Tensor, count: Tensor) -> Tensor:
     """``total / count``, and 0 (with `total`'s graph) where the count is 0.
 
@@ -30,7 +35,7 @@ def divide(total: Tensor, count: Tensor) -> Tensor:
 
 def count(mask: Tensor, like: Tensor, dim: int | None = None) -> Tensor:
     """How many entries of `mask` are true, in the dtype of `like`: over everything, or along `dim`."""
-    return mask.sum(dtype=like.dtype) if dim is None else mask.sum(dim, dtype=like.dtype)
+    return (mask.sum() if dim is None else mask.sum(dim)).to(like.dtype)
 
 
 def row_sum(x: Tensor, mask: Tensor) -> Tensor:
@@ -53,7 +58,7 @@ def first_bad(x: Tensor, mask: Tensor) -> tuple[int, ...] | None:
 
     One sum decides: it is finite unless an entry is not, or the sum itself overflows, which the second look sorts out.
     """
-    if bool(torch.isfinite(x.detach().sum())):
+    if all_finite(x):
         return None
     kept = select(x.detach(), mask)
     bad = (~torch.isfinite(kept)).nonzero()

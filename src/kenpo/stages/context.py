@@ -163,7 +163,14 @@ class Context:
 
     def _saturated_difference(self, name: str, other: str) -> Tensor:
         """`ratios.log_ratio` of two log-probs; junk is selected away once, after the difference."""
-        return ratios.saturate(masked.select(self._raised(name) - self._raised(other), self.mask))
+        difference = self._raised(name) - self._raised(other)
+        if masked.all_finite(difference):  # then 0 times junk is 0, and a product is quicker than a choice
+            return ratios.saturate(difference * self.unit_mask(difference.dtype))
+        return ratios.saturate(masked.select(difference, self.mask))
+
+    def unit_mask(self, dtype: torch.dtype) -> Tensor:
+        """[B,T] the mask as 1.0 and 0.0."""
+        return self._cached(f"mask.{dtype}", lambda: self.mask.to(dtype))
 
     def per_token(self, x: Tensor) -> Tensor:
         """[B] -> [B,T]: a rollout's number on each of its trainable tokens, 0 elsewhere."""
