@@ -24,8 +24,9 @@ class LossOptions:
       kenpo loss case.json
       kenpo loss case.json --out result.json
 
-    CASE is JSON: {"algorithm": "gspo", "settings": {"surrogate.low": 0.1}, "cases": [{"rollouts": {"mask": [[0, 1, 1]],
-    "group": [0], "rewards": [1.0], "logp_old": [[0, -1.2, -0.4]]}, "policy": {"logp": [[0, -1.1, -0.5]]}}]}
+    CASE is JSON: {"algorithm": "gspo", "settings": {"surrogate.high": 0.1}, "cases": [{"rollouts": {"mask": [[0, 1, 1],
+    [0, 1, 0]], "group": [0, 0], "rewards": [1.0, 0.0], "logp_old": [[0, -1.2, -0.4], [0, -0.9, 0]]},
+    "policy": {"logp": [[0, -1.1, -0.5], [0, -0.8, 0]]}}]}
     """
 
     case: Annotated[str, tyro.conf.Positional]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kenpo.errors import InputError
 
-MISSING_PACKAGE = "pip install 'kenpo[tasks]'"
+MISSING_PACKAGE = "pip install '.[tasks]' in Kenpo's checkout"
 
 
 class Row(NamedTuple):
