@@ -22,7 +22,7 @@ _DTYPES = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 def read_json(path: str | Path) -> Any:
     """Parsed JSON (NaN and Infinity allowed), or an `InputError` that names the file and line."""
     try:
-        return json.loads(Path(path).read_text())
+        return json.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -31,6 +31,8 @@ def read_json(path: str | Path) -> Any:
         raise InputError(f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
     except RecursionError:
         raise InputError(f"{path}: JSON nested too deeply") from None
+    except ValueError:
+        raise InputError(f"{path}: holds a number with too many digits") from None
 
 
 def _tensor(name: str, value: Any, spec: FieldSpec) -> Tensor:
@@ -57,6 +59,11 @@ def _tensor(name: str, value: Any, spec: FieldSpec) -> Tensor:
         raise InputError(f"{name}: expected whole numbers")
     if spec.kind == "bool" and not bool(((raw == 0) | (raw == 1)).all()):
         raise InputError(f"{name}: holds values other than 0 and 1")
+    if spec.kind == "int" and raw.numel() and float(raw.abs().max()) >= 2**53:  # float64 may have rounded it
+        try:
+            return torch.tensor(value, dtype=torch.int64)
+        except (ValueError, TypeError, RuntimeError, OverflowError):
+            raise InputError(f"{name}: a number does not fit into 64 bits") from None
     return raw.to(_DTYPES[spec.kind])
 
 
@@ -73,6 +80,8 @@ def rollouts_from(raw: Any) -> Rollouts:
     """`Rollouts` in float64 from a JSON object. ``null`` in a float field is NaN (a reward without a verdict)."""
     raw = dict(raw) if isinstance(raw, dict) else raw
     parts = raw.pop("reward_parts", {}) if isinstance(raw, dict) else {}
+    if not isinstance(parts, dict):
+        raise InputError("rollouts.reward_parts: expected an object of named lists")
     fields = _fields("rollouts", raw, ROLLOUT_FIELDS)
     missing = [n for n in ("mask", "group", "rewards") if n not in fields]
     if missing:
@@ -120,8 +129,11 @@ def run_file(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: 'cases' must be a list with at least one case")
     if not isinstance(settings, dict):
         raise InputError(f"{path}: 'settings' must be an object of dotted keys")
+    adding = document.get("with", [])
+    if not isinstance(adding, list) or not all(isinstance(name, str) for name in adding):
+        raise InputError(f"{path}: 'with' must be a list of stage names")
     try:
-        a = resolve(document["algorithm"], settings, document.get("with", ()))
+        a = resolve(document["algorithm"], settings, adding)
     except KenpoError as error:
         raise type(error)(f"{path}: {error}") from None
     results = []
