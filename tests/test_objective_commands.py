@@ -106,3 +106,14 @@ def test_list_show_and_diff(capsys):
 def test_unknown_names_end_with_status_two(argv, capsys):
     assert main(argv) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_changed_algorithm_does_not_carry_the_papers_status(capsys, tmp_path):
+    main(["show", "dapo", "--json"])
+    assert json.loads(capsys.readouterr().out)["status"] == "paper"
+    main(["show", "dapo", "--json", "--set", "surrogate.high=0.3"])
+    assert json.loads(capsys.readouterr().out)["status"] == "changed from dapo"
+    file = tmp_path / "my.py"
+    file.write_text("import kenpo\nMINE = kenpo.get('dapo').but(name='mine')\n")
+    main(["show", f"{file}:MINE", "--json"])
+    assert "your own" in json.loads(capsys.readouterr().out)["status"]

@@ -69,10 +69,11 @@ class LongResponseWarning(UserWarning):
 
 
 def unknown_name(kind: str, name: str, known, hint: str = "") -> UnknownNameError:
-    """An :class:`UnknownNameError` that lists close matches, or all names if none is close."""
+    """An :class:`UnknownNameError` that lists close matches, or, if none is close, the known names (at most 20)."""
     import difflib
 
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    listed = f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(known)}"
+    more = f" and {len(known) - 20} more" if len(known) > 20 else ""
+    listed = f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(known[:20])}{more}"
     return UnknownNameError(f"unknown {kind} {name!r}: {listed}{' ' + hint if hint else ''}")

@@ -29,7 +29,7 @@ class LossOptions:
     "policy": {"logp": [[0, -1.1, -0.5], [0, -0.8, 0]]}}]}
     """
 
-    case: Annotated[str, tyro.conf.Positional]
+    case: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CASE.json")]
     """File of cases (JSON)."""
     out: str | None = None
     """Write the results here instead of to standard output."""
@@ -69,12 +69,22 @@ def entry(a: Any) -> dict[str, Any]:
     return {
         "name": a.name,
         "source": a.source,
-        "status": a.status,
+        "status": standing(a),
         "summary": summary(a.name),
         "changes": changes(a),
         "needs": sorted(a.needs),
         "scope": a.scope.name.lower(),
     }
+
+
+def standing(a: Any) -> str:
+    """The catalogue's status, or what an algorithm that is not the catalogue's own derives from."""
+    from kenpo.algorithms import catalogue
+
+    known = catalogue().get(a.name)
+    if known is None:
+        return f"your own, derived from {a.source}"
+    return a.status if a == known else f"changed from {a.name}"
 
 
 def summary(name: str) -> str:
@@ -156,7 +166,7 @@ class ShowOptions:
       kenpo show my.py:MINE --json
     """
 
-    name: Annotated[str, tyro.conf.Positional]
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """A catalogued name (kenpo list) or FILE.py:NAME."""
     set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Change a number: slot.field=value."""
@@ -184,7 +194,7 @@ def show(argv: list[str]) -> int:
         print(document + "\n")
     _table(["slot", "stage", "sees", "reads"], slots(a))
     reason = a.two_phase()
-    print(f"source: {a.source} · status: {a.status}")
+    print(f"source: {a.source} · status: {standing(a)}")
     print(f"step: {'two phases: ' + reason if reason else 'one phase'}")
     if more.get("variants"):
         print(f"variants: {', '.join(more['variants'])} (kenpo diff {a.name} {more['variants'][0]})")
@@ -227,9 +237,9 @@ class DiffOptions:
       kenpo diff dapo my.py:MINE --json
     """
 
-    a: Annotated[str, tyro.conf.Positional]
+    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
     """A catalogued name or FILE.py:NAME."""
-    b: Annotated[str, tyro.conf.Positional]
+    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
     """Another."""
     json: bool = False
     """Machine-readable output."""
