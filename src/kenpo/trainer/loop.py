@@ -22,6 +22,7 @@ from kenpo.trainer.plan import report
 from kenpo.trainer.run_folder import RunFolder
 from kenpo.trainer.setup import Parts, build, open_inputs, settle_torch
 from kenpo.trainer.state import TrainerState, load_state, restore_rng, seed_rng, versions
+from kenpo.types import Rollouts
 
 
 class Interrupted(RunError):
@@ -179,7 +180,11 @@ class Run:
         began = time.perf_counter()
         parts, state = self.parts, self.state
         collected = parts.collector.collect(step, state.cursor)
-        done = parts.updater.update(collected.rollouts, state.algorithm, step)
+        try:
+            done = parts.updater.update(collected.rollouts, state.algorithm, step)
+        except KenpoError:
+            self._record(step, collected.rollouts)  # the batch that broke the update, to be looked at
+            raise
         parts.engine.set_weights(step)
         figures = step_figures(step, collected, done, self.config.correct_at)
         clock = figures.pop("time")
@@ -194,13 +199,16 @@ class Run:
             state.tokens[name] += n
         clock["step"] = time.perf_counter() - began
         figures["time"] = clock
-        if self.config.record_batches and self.ranks.first:
-            self.folder.record_batch(step, done.rollouts, {"step": step, "algorithm": parts.algorithm.name})
+        self._record(step, done.rollouts)
         self._write("samples.jsonl", collected.records[: self.config.log_samples])
         self._write("metrics.jsonl", [figures])
         self._tell("on_step", step, figures)
         if evaluated:
             self._tell("on_eval", step, figures)
+
+    def _record(self, step: int, rollouts: Rollouts) -> None:
+        if self.config.record_batches and self.ranks.first:
+            self.folder.record_batch(step, rollouts, {"step": step, "algorithm": self.parts.algorithm.name})
 
     def _evaluate(self, when: str) -> dict[str, Any]:
         assert self.parts.evaluator is not None

@@ -23,7 +23,7 @@ from kenpo.trainer.collect import Collector, sampling_options
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.distributed import Ranks
 from kenpo.trainer.evaluate import Evaluator
-from kenpo.trainer.plan import ModelFacts, Passes, check_group_size, plan_passes
+from kenpo.trainer.plan import SUPPLIED, ModelFacts, Passes, check_group_size, plan_passes
 from kenpo.trainer.prompts import Prompts
 from kenpo.trainer.step import Updater
 
@@ -77,6 +77,8 @@ def open_inputs(config: TrainConfig) -> Iterator[Inputs]:
     """Algorithm, task and verifier, whose processes end on the way out. InputError for what can't be used."""
     algorithm = resolve_algorithm(config)
     check_group_size(algorithm, config)
+    if ":" in config.algorithm:
+        try_out(algorithm, config.algorithm)
     task = load_task(
         config.task, seed=config.seed, prompt_column=config.prompt_column, answer_column=config.answer_column,
         heldout=config.eval_problems, eval_file=config.eval_file, system=config.system,
@@ -84,6 +86,29 @@ def open_inputs(config: TrainConfig) -> Iterator[Inputs]:
     task.train(0)
     with load_verifier(config.verifier or task.verifier, task=task, time_limit=config.time_limit) as verifier:
         yield Inputs(algorithm, task, verifier)
+
+
+def try_out(algorithm: Any, spec: str) -> None:
+    """Run the user's own algorithm once on four made-up rollouts, so that a fault in it shows before a model loads.
+
+    Raises `InputError` naming the exception. Fields the trainer does not supply are left to the planner.
+    """
+    if not algorithm.needs <= SUPPLIED:
+        return
+    mask = torch.tensor([[False, True, True, True]] * 4)
+    logp = torch.full(mask.shape, -1.0) - 0.1 * torch.arange(4)
+    rollouts = kenpo.Rollouts(
+        mask=mask, group=torch.tensor([0, 0, 1, 1]), rewards=torch.tensor([1.0, 0.0, 1.0, 0.0]),
+        tokens=torch.arange(16).reshape(4, 4), prompt_id=torch.tensor([0, 0, 1, 1]), answer=torch.tensor([0, 1, 0, 1]),
+        truncated=torch.zeros(4, dtype=torch.bool), logp_sampler=logp, logp_old=logp + 0.1, logp_ref=logp - 0.1,
+    )  # fmt: skip
+    policy = kenpo.Policy(logp, entropy=torch.full(mask.shape, 1.0), kl_ref=torch.full(mask.shape, 0.1))
+    try:
+        result = kenpo.evaluate(algorithm, rollouts, policy)
+    except Exception as error:  # whatever the user's stage raises
+        raise InputError(f"algorithm {spec!r} fails on a small batch: {type(error).__name__}: {error}") from error
+    if not bool(result.coefficients.isfinite().all()):
+        raise InputError(f"algorithm {spec!r} gives NaN or infinite coefficients on a small batch of ordinary numbers")
 
 
 def reach(config: TrainConfig, inputs: Inputs) -> int:
