@@ -342,3 +342,25 @@ def test_training_mode_does_not_reach_the_samples(tokenizer):
     want = HFEngine(model, tokenizer).generate(PROMPTS, SEEDS, FULL)
     model.train()
     assert HFEngine(model, tokenizer).generate(PROMPTS, SEEDS, FULL) == want
+
+
+def test_a_cache_that_grows_in_place_holds_what_transformers_would():
+    """Across its room, rows dropped in between, on a long and a short prompt."""
+    from transformers import DynamicCache
+
+    from kenpo.engines.decoding import new_cache
+
+    model = tiny.llama(num_key_value_heads=1, max_position_embeddings=512)
+    ours, theirs = new_cache(model), DynamicCache(config=model.config)
+    generator = torch.Generator().manual_seed(0)
+    rows = 4
+    for n in (7, *[1] * 150):
+        key, value = torch.randn((2, rows, 1, n, 16), generator=generator)
+        for layer in (0, 1):
+            got, want = (c.update(key + layer, value, layer) for c in (ours, theirs))
+            assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        if ours.get_seq_length() in (20, 90):
+            keep = torch.arange(1, rows)
+            ours.reorder_cache(keep), theirs.reorder_cache(keep)
+            rows -= 1
+    assert ours.get_seq_length() == theirs.get_seq_length() == 157

@@ -6,6 +6,7 @@ and falls back, with a warning, where a model's cache can't do what they need.
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -159,10 +160,55 @@ def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple
 
 
 def new_cache(model: Any) -> Any:
-    """An empty cache that grows, with the layers that the model's configuration asks for."""
-    from transformers import DynamicCache
+    """An empty cache that grows, with the layers that the model's configuration asks for.
 
-    return DynamicCache(config=model.config)
+    transformers' plain layers copy all keys and values at every token; those here grow in place.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    cache = DynamicCache(config=model.config)
+    growing = _growing_layer()
+    cache.layers = [growing() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+@functools.cache
+def _growing_layer() -> type:
+    """A class, made when transformers is loaded anyway: importing this module needs torch only."""
+    from transformers.cache_utils import DynamicLayer
+
+    class GrowingLayer(DynamicLayer):
+        """Keys and values [R,H,L,D] as views of buffers with room to spare. Without gradient only."""
+
+        room = 64
+
+        def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            if not self.is_initialized:
+                self.lazy_initialization(key_states, value_states)
+                self.buffers: list[Tensor] | None = None
+            past = self.get_seq_length()
+            length = past + key_states.shape[-2]
+            if past == 0:
+                self.keys, self.values = key_states, value_states  # a prompt: held as it came
+                return self.keys, self.values
+            if self.buffers is None or self.buffers[0].shape[-2] < length:
+                self.buffers = [self._copied(x, length) for x in (self.keys, self.values) if x is not None]
+            for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
+                buffer[..., past:length, :] = new
+            self.keys, self.values = (b[..., :length, :] for b in self.buffers)
+            return self.keys, self.values
+
+        def _copied(self, x: Tensor, length: int) -> Tensor:
+            buffer = x.new_empty((*x.shape[:-2], length + max(self.room, length // 4), x.shape[-1]))
+            buffer[..., : x.shape[-2], :] = x
+            return buffer
+
+        def reorder_cache(self, beam_idx: Any) -> None:
+            self.buffers = None  # the rows that are kept are copied out of them
+            super().reorder_cache(beam_idx)
+
+    return GrowingLayer
 
 
 _chosen: weakref.WeakKeyDictionary[Any, type] = weakref.WeakKeyDictionary()
