@@ -23,7 +23,7 @@ import measure
 VERL = "verl==0.9.1"
 # What verl's loss functions import; its other dependencies (engines, trainers, loggers) stay out.
 NEEDED = ("ray", "tensordict", "hydra-core", "transformers>=5,<6", "pandas", "codetiming", "packaging", "numpy",
-          "torchdata", "datasets", "accelerate")  # fmt: skip
+          "torchdata", "datasets", "accelerate", "orjson")  # fmt: skip
 TARGETS = {"worst_over_grpo": 3.0, "pmpo_over_grpo": 4.0, "grpo_over_verl": 1.05, "grpo_over_trl": 1.05}
 
 

@@ -98,3 +98,37 @@ def test_advantages_vanish_off_the_mask_and_on_dropped_rows():
     result = kenpo.evaluate(a, rollouts, policy)
     trained = rollouts.mask & kenpo.select(a, rollouts).unsqueeze(-1)
     assert torch.equal(result.advantages != 0, trained)
+
+
+def test_kept_means_as_if_the_dropped_tokens_were_not_there():
+    a = COMPOSED["icepop, kept tokens only"]
+    for seed in range(4):
+        rollouts, policy = tensors(make_case(seed, sampler_gap=0.8))
+        whole = kenpo.evaluate(a, rollouts, policy)
+        without = kenpo.evaluate(a, rollouts.replace(mask=whole.weights > 0), policy)
+        assert bool((whole.weights == 0)[rollouts.mask].any())
+        assert same(without.coefficients, whole.coefficients)
+        assert same(without.loss, whole.loss)
+
+
+class Constant(kenpo.stages.Surrogate):
+    """The same number everywhere, or an infinity where the advantage is 0: a stage that ignores the advantage."""
+
+    takes_ratio = False
+
+    def __call__(self, ratio, ctx):
+        return torch.where(ctx.advantages == 0, VALUE[0], 1.0) + 0 * ctx.logp
+
+
+VALUE = [1.0]
+
+
+@pytest.mark.parametrize("value", [1.0, float("inf")])
+def test_an_advantage_of_zero_contributes_exactly_zero(value):
+    VALUE[0] = value
+    a = kenpo.get("rloo").but(surrogate=Constant())
+    rollouts, policy = tensors(make_case(2))
+    result = kenpo.evaluate(a, rollouts, policy)
+    counted = (result.advantages != 0).sum().double() / len(rollouts)
+    assert same(result.loss.detach(), -counted)
+    assert not bool(result.coefficients.any())

@@ -62,3 +62,12 @@ def test_dppo_keeps_what_equals_its_threshold(over):
     case["rollouts"]["logp_sampler"] = [[0.0, math.log(0.4)]] * 2
     weights = agrees("dppo", case)
     assert weights[:, 1].tolist() == [1.0 if over < 0.15 else 0.0, 1.0]
+
+
+@pytest.mark.parametrize("far", [-60.0, 60.0])
+def test_one_outlier_is_held_on_either_side(far):
+    case = two_rows([-100.0, -0.5])
+    case["rollouts"]["logp_old"] = [[0.0, -100.0 - far if far < 0 else -160.0, -0.5]] * 2
+    result = evaluated("grpo", {**case, "rollouts": {**case["rollouts"], "logp_ref": case["policy"]["logp"]}})
+    assert not bool(result.coefficients[:, 1].any())  # saturated: no gradient at ±20
+    assert result.metrics["ratio_max"] <= math.exp(20) * (1 + 1e-12)
