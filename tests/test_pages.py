@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -33,8 +34,6 @@ def test_pages_are_up_to_date(builder):
 
 
 def test_links_point_into_their_files(builder):
-    import re
-
     for page in builder.PAGES.glob("*.md"):
         for target, line in re.findall(r"\]\(([^)#]+\.py)#L(\d+)\)", page.read_text(encoding="utf-8")):
             assert int(line) <= len((page.parent / target).read_text(encoding="utf-8").splitlines()), (

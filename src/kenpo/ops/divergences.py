@@ -33,11 +33,6 @@ def k3(log_ratio: Tensor) -> Tensor:
 _EDGE = 1e-7
 
 
-def log_complement(logp: Tensor) -> Tensor:
-    """``log(1 − p)`` from log p, exact for small p; p is held at 1 − 1e-7 or below."""
-    return (-logp.clamp(max=-_EDGE).expm1()).log()
-
-
 def binary_tv(logp: Tensor, logq: Tensor) -> Tensor:
     """``|p − q|``: total variation of the event "this token", a lower bound of the vocabulary's."""
     return (logp.exp() - logq.exp()).abs()
@@ -51,8 +46,15 @@ def binary_kl(logp: Tensor, logq: Tensor) -> Tensor:
     >>> binary_kl(torch.tensor(0.9).log(), torch.tensor(0.6).log())
     tensor(0.2263)
     """
+    return binary_kls(logp, logq)[0]
+
+
+def binary_kls(logp: Tensor, logq: Tensor) -> tuple[Tensor, Tensor]:
+    """`binary_kl` in both directions: (KL(p‖q), KL(q‖p)), from shared terms."""
     logp, logq = logp.clamp(max=-_EDGE), logq.clamp(max=-_EDGE)
-    return logp.exp() * (logp - logq) - logp.expm1() * (log_complement(logp) - log_complement(logq))
+    minus_rest_p, minus_rest_q = logp.expm1(), logq.expm1()
+    event, rest = logp - logq, (-minus_rest_p).log() - (-minus_rest_q).log()
+    return logp.exp() * event - minus_rest_p * rest, minus_rest_q * rest - logq.exp() * event
 
 
 def bucket_divergence(logp: Tensor, logq: Tensor, valid: Tensor, kind: str) -> Tensor:

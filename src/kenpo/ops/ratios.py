@@ -144,7 +144,9 @@ def ess_exponent(log_ratio: Tensor, held: Tensor, mask: Tensor) -> Tensor:
     p = torch.where(flat | (f < 1), torch.ones_like(n), torch.zeros_like(n))
     rows = (~fixed).nonzero().squeeze(-1)
     if len(rows):
-        p[rows] = _solve_ess(x[rows], target[rows], f[rows])
+        top_ess, low_ess = n[rows].log(), at_one[rows].log()
+        guess = ((top_ess - target[rows]) / (top_ess - low_ess).clamp(min=torch.finfo(e.dtype).tiny)).clamp(0, 1)
+        p[rows] = _solve_ess(x[rows], target[rows], guess)
     return p.unsqueeze(-1)
 
 
@@ -152,18 +154,19 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.vecdot(a, b)
 
 
-def _solve_ess(x: Tensor, target: Tensor, f: Tensor, steps: int = 60) -> Tensor:
-    """p [B] with ``log ESS(p) = target``; x [B,T] ≤ 0, −inf where there is no token."""
+def _solve_ess(x: Tensor, target: Tensor, guess: Tensor, steps: int = 60) -> Tensor:
+    """p [B] with ``log ESS(p) = target``; x [B,T] ≤ 0, −inf where there is no token; `guess` [B] of p²."""
     finite = x.masked_fill(x.isinf(), 0)
-    low, high, q = torch.zeros_like(f), torch.ones_like(f), 1 - f
+    low, high, q = torch.zeros_like(guess), torch.ones_like(guess), guess.clamp(min=1e-6)
     tolerance = 8 * torch.finfo(x.dtype).eps
     for _ in range(steps):
         p = q.sqrt()
-        e = (x * p.unsqueeze(-1)).exp()
-        s1, s2 = e.sum(-1), _dot(e, e)
+        e = (x * p.unsqueeze(-1)).exp_()
+        squares = e * e
+        s1, s2 = e.sum(-1), squares.sum(-1)
         gap = 2 * s1.log() - s2.log() - target
         low, high = torch.where(gap > 0, q, low), torch.where(gap > 0, high, q)
-        slope = (_dot(e, finite) / s1 - _dot(e * e, finite) / s2) / p  # d log ESS / d q, negative
+        slope = (_dot(e, finite) / s1 - _dot(squares, finite) / s2) / p  # d log ESS / d q, negative
         step = q - gap / slope
         new = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
         new = torch.where(gap.abs() <= tolerance, q, new)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kenpo.ops.masked import select
+
 
 def clip(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     """``min(r·A, clamp(r, 1−low, 1+high)·A)``. Source: PPO, arXiv:1707.06347; two widths: DAPO, arXiv:2503.14476.
@@ -19,9 +21,9 @@ def clip(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
 
 
 def smaller(free: Tensor, held: Tensor) -> Tensor:
-    """The minimum of an objective and the constant that a clip holds it at; equal ones have the gradient of `free`.
+    """The minimum of an objective and what a clip holds it at; where they are equal, with the gradient of `free`.
 
-    Inside the bounds the two are equal, so this is the gradient of ``min(r·A, clamp(r)·A)`` at fewer passes.
+    Inside the bounds they are the same number, so this is the gradient of ``min(r·A, clamp(r)·A)`` at fewer passes.
     """
     return torch.where(free <= held, free, held)
 
@@ -79,8 +81,8 @@ def row_normalised(x: Tensor, mask: Tensor, flat: float = 0.5) -> Tensor:
     low = x.masked_fill(~mask, torch.inf).amin(-1, keepdim=True)
     span = x.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True) - low
     spread = torch.isfinite(span) & (span > 0)
-    scaled = (x - low) / torch.where(spread, span, torch.ones_like(span))
-    return torch.where(mask, torch.where(spread, scaled, torch.full_like(x, flat)), torch.zeros_like(x))
+    scaled = (x - low) / torch.where(spread, span, torch.ones_like(span))  # 0 on a flat row
+    return select(scaled + torch.where(spread, 0.0, flat), mask)
 
 
 def chi_square_radius(logp_old: Tensor, delta: float) -> Tensor:

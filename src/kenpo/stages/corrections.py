@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kenpo.ops import divergences, masked, ratios, trust
@@ -123,5 +124,5 @@ class BinaryKLMask(Weight):
 
     def __call__(self, ctx: Context) -> Tensor:
         p, q = ctx.read(f"logp_{self.anchor}").detach(), ctx.read("logp_sampler")
-        near = (divergences.binary_kl(p, q) <= self.threshold) & (divergences.binary_kl(q, p) <= self.threshold)
+        near = torch.maximum(*divergences.binary_kls(p, q)) <= self.threshold
         return masked.select(_rho(ctx, self.anchor, "token"), near) if self.keep_rho else near

@@ -259,7 +259,7 @@ class BranchClip(Surrogate):
         return surrogates.row_normalised(ctx.read("entropy").detach(), ctx.mask)
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        return torch.minimum(*self._branches(ratio, ctx))
+        return surrogates.smaller(*self._branches(ratio, ctx))
 
     def clipped(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         free, held = self._branches(ratio, ctx)
