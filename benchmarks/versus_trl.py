@@ -48,8 +48,9 @@ def prepare(name: str, a: argparse.Namespace, folder: Path, seed: int = 0) -> di
     }  # fmt: skip
     if a.quick:
         setup |= {"prompts": 2, "max_tokens": 16}
-    if a.prompts:
-        setup["prompts"] = a.prompts
+    for option in ("prompts", "group_size", "max_tokens"):
+        if getattr(a, option, 0):
+            setup[option] = getattr(a, option)
     if a.trl_rows:
         setup["rows"] = a.trl_rows
     count = setup["steps"] * setup["prompts"]
@@ -66,7 +67,7 @@ def prepare(name: str, a: argparse.Namespace, folder: Path, seed: int = 0) -> di
         setup["model"] = str(folder / "model")
         long_prompt_model(folder / "model")
         draw = random.Random(seed)
-        length = 64 if a.quick else 512
+        length = getattr(a, "prompt_length", 0) or (64 if a.quick else 512)
         setup["problems"] = [
             {"prompt": "".join(draw.choices(LETTERS[:26], k=length)), "answer": 0} for _ in range(count)
         ]
