@@ -122,7 +122,7 @@ def test_an_unset_length_is_refused_when_the_loss_is_evaluated():
 
 
 def test_unknown_algorithm_lists_close_matches():
-    with pytest.raises(UnknownNameError, match="did you mean.*gspo"):
+    with pytest.raises(UnknownNameError, match=r"did you mean.*gspo"):
         kenpo.get("gsppo")
 
 
