@@ -60,7 +60,7 @@ def ready(name: str) -> kenpo.Algorithm:
 
 @functools.cache
 def random_batch(seed: int, far: bool) -> tuple[kenpo.Rollouts, kenpo.Policy]:
-    """A batch with every field any algorithm reads, of low entropy; `far`: some tokens are 13 times likelier or rare."""
+    """A batch with every field any algorithm reads, of low entropy; `far`: some tokens far likelier or rare."""
     from laws.build import tensors
     from reference.cases import make_case
 
