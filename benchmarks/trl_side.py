@@ -51,10 +51,10 @@ def main() -> None:
                 say("ready")
                 sys.stdin.readline()
             gc.collect()
-            self.began = time.perf_counter()
+            self.began, self.cpu = time.perf_counter(), time.process_time()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            say({"seconds": time.perf_counter() - self.began})
+            say({"seconds": time.perf_counter() - self.began, "cpu": time.process_time() - self.cpu})
 
     samples = setup["prompts"] * setup["group_size"]
     model = AutoModelForCausalLM.from_pretrained(setup["model"], dtype=torch.float32)

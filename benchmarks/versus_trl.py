@@ -114,13 +114,14 @@ def ours(path: str) -> None:
                 say("ready")
                 sys.stdin.readline()
             gc.collect()
-            self.began = time.perf_counter()
+            self.began, self.cpu = time.perf_counter(), time.process_time()
 
         def on_start(self, *_: Any) -> None:
             self.wait()
 
         def on_step(self, step: int, figures: Any) -> None:
-            say({"seconds": time.perf_counter() - self.began, "parts": figures["time"]})
+            seconds, cpu = time.perf_counter() - self.began, time.process_time() - self.cpu
+            say({"seconds": seconds, "cpu": cpu, "parts": figures["time"]})
             if step < setup["steps"]:
                 self.wait()
 
@@ -202,6 +203,7 @@ def compare(name: str, a: argparse.Namespace, folder: Path, python: Path) -> dic
     return {
         "samples": samples,
         "seconds": seconds,
+        "cpu_seconds": {n: [r["cpu"] for r in found[a.warmup :]] for n, found in rounds.items()},
         "samples_per_second": {n: samples / statistics.median(s) for n, s in seconds.items()},
         "ratio": measure.ratio(seconds["trl"], seconds["kenpo"]),
         "peak_bytes": {n: last[n]["peak_bytes"] for n in last},
@@ -275,10 +277,16 @@ def show(results: dict[str, Any], trained: dict[str, list[float]] | None) -> Non
     for name, r in results.items():
         print(f"{name}: {r['samples']} samples a step, medians of {len(r['seconds']['kenpo'])} rounds")
         rows = [
-            [n, f"{statistics.median(s):.3f}", f"{r['samples_per_second'][n]:.1f}", f"{r['peak_bytes'][n] / 2**20:.0f}"]
+            [
+                n,
+                f"{statistics.median(s):.3f}",
+                f"{statistics.median(r['cpu_seconds'][n]):.3f}",
+                f"{r['samples_per_second'][n]:.1f}",
+                f"{r['peak_bytes'][n] / 2**20:.0f}",
+            ]
             for n, s in r["seconds"].items()
         ]
-        print(measure.table(rows, ["", "seconds a step", "samples/s", "peak MiB"]))
+        print(measure.table(rows, ["", "seconds a step", "of all cores", "samples/s", "peak MiB"]))
         print("ours: " + ", ".join(f"{k} {v:.3f} s" for k, v in r["our_parts"].items()) + "\n")
     if trained:
         rows = [[n, *(f"{x:.4f}" for x in xs), f"{statistics.mean(xs):.4f}"] for n, xs in trained.items()]
