@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 level=${1:?usage: scripts/setup.sh run|dev}
 case $level in
   run) extras="" ;;
-  dev) extras="[dev,tasks,loggers]" ;;
+  dev) extras="[dev,tasks,loggers,lora]" ;;
   *) echo "setup: unknown level '$level': use run or dev" >&2; exit 2 ;;
 esac
 venv=.venv
