@@ -136,7 +136,8 @@ def test_models_that_can_not_fall_back_and_say_so_once(make, monkeypatch, forwar
 
 
 def test_the_rule_counts_tokens():
-    assert shared_prompt.saved(8, [40] * 8) == 0  # a short prompt: 56 of 320 tokens
+    assert shared_prompt.saved(8, [100] * 8) == 0  # a short prompt: 56 of 800 tokens
+    assert shared_prompt.saved(8, [40] * 8) == 56
     assert shared_prompt.saved(512, [576] * 8) == 7 * 512
     assert shared_prompt.saved(512, [576]) == 0
     assert shared_prompt.saved(0, [20] * 8) == 0
