@@ -64,6 +64,32 @@ def start_up(model: Any, rollouts: Any) -> None:
     step(model, few.replace(mask=mask), True)
 
 
+def operations(a: argparse.Namespace, model: Any, shared: bool) -> float:
+    """Floating-point operations of the matrix products that forward and backward can't do without.
+
+    A layer's weight costs 2 operations a token forward and 4 backward; a prompt's last layer gives only its keys and
+    values back. Attention: 2 products forward, 5 backward, over the pairs a causal mask leaves. Head: 3 products.
+    """
+    h, layer = a.hidden, sum(p.numel() for p in model.model.layers[0].parameters())
+    own, prompt = a.response, a.prompt - 1
+    rows = a.group * own
+    prompts = prompt if shared else a.group * prompt
+    body = 6.0 * layer * a.layers * (rows + prompts)
+    if shared:
+        body -= prompts * (4 * layer - 4 * 2 * h * h)
+    pairs = (1 if shared else a.group) * prompt**2 / 2 + a.group * (own * prompt + own**2 / 2)
+    return body + 14.0 * h * a.layers * pairs + 3 * 2.0 * rows * h * a.vocabulary
+
+
+def matmul_rate(a: argparse.Namespace) -> float:
+    """Operations a second of one product at the layers' sizes."""
+    import torch
+
+    x, w = torch.randn(1024, a.hidden), torch.randn(a.hidden, 4 * a.hidden)
+    seconds = measure.interleaved({"product": lambda: [x @ w for _ in range(10)]}, 5)["product"]
+    return 10 * 2.0 * x.numel() * w.shape[1] / statistics.median(seconds)
+
+
 def main() -> None:
     """Measure and print."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,8 +124,14 @@ def main() -> None:
             f"prompt {a.prompt}, response {a.response}, group {a.group}; hidden {a.hidden}, {a.layers} layers, "
             f"vocabulary {a.vocabulary:,}; median of {a.repeats} rounds\n"
         )
-        rows = [[s, f"{statistics.median(t):.3f}", f"{memory[s] / 2**20:.0f}"] for s, t in seconds.items()]
-        print(measure.table(rows, ["prompt", "seconds", "MiB added"]))
+        rate = matmul_rate(a)
+        rows = []
+        for side, t in seconds.items():
+            least = operations(a, model, side == "shared") / rate
+            middle = statistics.median(t)
+            rows.append([side, f"{middle:.3f}", f"{memory[side] / 2**20:.0f}", f"{least:.3f}", f"{middle / least:.2f}"])
+        print(measure.table(rows, ["prompt", "seconds", "MiB added", "products alone, s", "over that"]))
+        print(f"\nproducts alone: at the {rate / 1e9:.0f} GFLOP/s that one product of the layers' sizes reaches here")
     sizes = {n: getattr(a, n) for n in ("prompt", "response", "group", "hidden", "layers", "vocabulary", "repeats")}
     measure.finish(
         "shared_prompt", ratios, measure.versions(), a.json, seconds=seconds, memory_bytes=memory, sizes=sizes
