@@ -320,7 +320,7 @@ def _objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool) -> Los
     scale = a.aggregate(ctx.mask, kept, batch.totals)
     # An advantage of 0 and a masked token contribute exactly 0; this is the one place that sees to it.
     if masked.all_finite(gain):
-        share = scale * batch.advantages.sign().abs()  # advantages are 0 off the mask
+        share = scale * (batch.advantages != 0)  # advantages are 0 off the mask
     else:
         share, gain = scale, masked.select(gain, batch.advantages != 0)
     loss = -(share * gain if weights is None else share * weights * gain).sum()

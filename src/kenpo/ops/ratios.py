@@ -17,11 +17,17 @@ def saturate(x: Tensor) -> Tensor:
     >>> saturate(torch.tensor([-50.0, 0.5, 120.0]))
     tensor([-20.0000,   0.5000,  20.0000])
     """
-    if x.requires_grad and x.numel():
-        low, high = torch.aminmax(x.detach())
-        if bool((low >= -LIMIT) & (high <= LIMIT)):  # the usual case: no clamp, and no gradient of one
-            return x
+    if x.requires_grad and within_limit(x):  # the usual case: no clamp, and no gradient of one
+        return x
     return x.clamp(-LIMIT, LIMIT)
+
+
+def within_limit(x: Tensor) -> bool:
+    """Whether every entry lies within ±20: one pass, false for NaN, infinities and an empty tensor."""
+    if not x.numel():
+        return False
+    low, high = torch.aminmax(x.detach())
+    return bool((low >= -LIMIT) & (high <= LIMIT))
 
 
 def log_ratio(logp: Tensor, anchor: Tensor, mask: Tensor) -> Tensor:

@@ -164,8 +164,8 @@ class Context:
     def _saturated_difference(self, name: str, other: str) -> Tensor:
         """`ratios.log_ratio` of two log-probs; junk is selected away once, after the difference."""
         difference = self._raised(name) - self._raised(other)
-        if masked.all_finite(difference):  # then 0 times junk is 0, and a product is quicker than a choice
-            return ratios.saturate(difference * self.unit_mask(difference.dtype))
+        if ratios.within_limit(difference):  # then 0 times junk is 0, and a product is quicker than a choice
+            return difference * self.unit_mask(difference.dtype)
         return ratios.saturate(masked.select(difference, self.mask))
 
     def unit_mask(self, dtype: torch.dtype) -> Tensor:
