@@ -239,6 +239,7 @@ def test_group_advantage(i, e):
     same(groups.zscore(rewards, group, everyone, eps=1e-6, ddof=0), e["population_std"])
     same(groups.centred(rewards, group, everyone), e["centred"])
     same(groups.leave_one_out(rewards, group, everyone), e["leave_one_out"])
+    same(groups.batch_scaled(rewards, group, everyone, eps=1e-4), e["batch_std"])
 
 
 # -- numbers printed in the formula notes, one position at a time ------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ import torch
 import kenpo
 from faults.build import advantages, batch, plain
 from kenpo import stages as S
+from kenpo.ops import returns
+
+GOLDEN = Path(__file__).parent.parent / "golden"
 
 Z = plain(advantage=S.GroupZScore(eps=0.0))
 
@@ -97,3 +102,44 @@ def test_a_reward_does_not_depend_on_later_token_masks():
 def test_uniform_outcomes_give_exactly_zero():
     for a in (Z, plain(advantage=S.GroupCentred()), plain(advantage=S.GlobalWhiten())):
         assert advantages(a, [0.1] * 7, [0] * 7) == [0.0] * 7
+
+
+def test_scaling_by_the_batch_uses_the_batch():
+    a = plain(advantage=S.BatchScaled(eps=0.0))
+    assert near(advantages(a, [0, 1, 0, 10], [0, 0, 1, 1]), [-0.1030, 0.1030, -1.0296, 1.0296])
+
+
+def row(*values):
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def test_values_at_masked_positions_do_not_bootstrap():
+    mask = row(1, 1, 0).bool()
+    found = returns.gae(row(0, 2, 0), row(0, 0, 50), mask, gamma=1.0, lam=0.5)
+    assert found.tolist() == [[1.0, 2.0, 0.0]]
+
+
+def test_a_return_runs_across_tool_tokens_and_stops_at_padding():
+    found = returns.return_to_go(row(0, 0, 2, 7), row(1, 0, 1, 0).bool())
+    assert found.tolist() == [[2.0, 0.0, 2.0, 0.0]]
+
+
+def test_the_kl_of_tool_tokens_enters_no_return():
+    mask = row(1, 0, 1).bool()
+    rewards = returns.at_last_token(torch.tensor([1.0], dtype=torch.float64), mask) - 0.1 * row(0.2, 5.0, 0.1)
+    assert returns.return_to_go(rewards, mask)[0, 0].item() == pytest.approx(0.97)
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_a_score_stands_on_the_last_sampled_token(padding):
+    mask = row(*[1, 1, 1], *[0] * padding).bool()
+    found = returns.at_last_token(torch.tensor([1.0], dtype=torch.float64), mask)
+    assert found.tolist() == [[0.0, 0.0, 1.0, *[0.0] * padding]]
+
+
+@pytest.mark.parametrize("case", json.loads((GOLDEN / "gae.json").read_text()), ids=lambda c: c["name"])
+def test_generalised_advantages(case):
+    i = case["inputs"]
+    tensors = (torch.tensor(i[n], dtype=torch.float64) for n in ("token_rewards", "values"))
+    found = returns.gae(*tensors, torch.tensor(i["mask"]).bool(), gamma=i["gamma"], lam=i["lambda"])
+    assert torch.allclose(found, torch.tensor(case["expect"]["advantages"], dtype=torch.float64), rtol=1e-9, atol=1e-12)

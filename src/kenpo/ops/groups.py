@@ -109,3 +109,14 @@ def whiten(x: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     low = x.masked_fill(~mask, torch.inf).amin() if x.numel() else n
     high = x.masked_fill(~mask, -torch.inf).amax() if x.numel() else n
     return select(deviation / (variance + eps).sqrt(), mask & (high > low))
+
+
+def batch_scaled(x: Tensor, group: Tensor, valid: Tensor, *, eps: float) -> Tensor:
+    """[B] `x` minus its group's mean, over (standard deviation of all valid rows of the batch, ddof 1, + eps).
+
+    >>> x, g = torch.tensor([0.0, 1.0, 0.0, 10.0]), torch.tensor([0, 0, 1, 1])
+    >>> batch_scaled(x, g, torch.ones(4, dtype=torch.bool), eps=0.0)
+    tensor([-0.1030,  0.1030, -1.0296,  1.0296])
+    """
+    std = group_variance(x, torch.zeros_like(group), valid, 1).sqrt()
+    return divide(centred(x, group, valid), std + eps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kenpo.ops.masked import select
@@ -26,3 +27,23 @@ def return_to_go(rewards: Tensor, mask: Tensor) -> Tensor:
     tensor([[0., 3., 0., 2.]])
     """
     return select(select(rewards, mask).flip(-1).cumsum(-1).flip(-1), mask)
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> Tensor:
+    """[B,T] generalised advantages over trainable tokens: ``A_t = δ_t + γλ·A_{t+1}``, ``δ_t = r_t + γV_{t+1} − V_t``.
+
+    "Next" is the next trainable token: masked positions are stepped over and never bootstrap; after the last one V is 0.
+    0 off the mask. Source: arXiv:1506.02438.
+
+    >>> x = [torch.tensor([v]) for v in ([0.0, 2.0, 0.0], [0.0, 0.0, 50.0], [True, True, False])]
+    >>> gae(x[0], x[1], x[2], gamma=1.0, lam=0.5)
+    tensor([[1., 2., 0.]])
+    """
+    ahead, ahead_value = torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])
+    found = []
+    for t in reversed(range(rewards.shape[1])):
+        on = mask[:, t]
+        a = rewards[:, t] + gamma * ahead_value - values[:, t] + gamma * lam * ahead
+        ahead, ahead_value = torch.where(on, a, ahead), torch.where(on, values[:, t], ahead_value)
+        found.append(select(a, on))
+    return torch.stack(found[::-1], 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kenpo.errors import InputError, unknown_name
-from kenpo.stages.advantages import GlobalWhiten, GroupCentred, GroupZScore, LeaveOneOut, ZeroSumKL
+from kenpo.stages.advantages import BatchScaled, GlobalWhiten, GroupCentred, GroupZScore, LeaveOneOut, ZeroSumKL
 from kenpo.stages.aggregates import (
     FixedLength,
     GroupTokenMean,

@@ -50,6 +50,28 @@ class GroupCentred(Advantage):
 
 
 @dataclass(frozen=True)
+class BatchScaled(Advantage):
+    """``(R − group mean) / (std of the whole batch + eps)``, ddof 1: groups keep their relative spread.
+
+    Exactly 0 in a uniform or single-member group. Source: TRL's ``scale_rewards="batch"`` (its eps, 1e-4).
+    """
+
+    eps: float = 1e-4
+
+    _scope = Scope.BATCH
+
+    @property
+    def group_relative(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        self.refuse(self.eps >= 0, f"eps must not be negative, got {self.eps}")
+
+    def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
+        return ctx.per_token(groups.batch_scaled(rewards, ctx.group, ctx.selected, eps=self.eps)), state
+
+
+@dataclass(frozen=True)
 class LeaveOneOut(Advantage):
     """``R_i −`` mean of the other members of the group: `GroupCentred` × G/(G−1); 0 for a rollout that is alone.
 
