@@ -30,7 +30,7 @@ def return_to_go(rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> Tensor:
-    """[B,T] generalised advantages over trainable tokens: ``A_t = δ_t + γλ·A_{t+1}``, ``δ_t = r_t + γV_{t+1} − V_t``.
+    """[B,T] generalised advantages over trainable tokens: ``A_t = δ_t + γλA_{t+1}``, ``δ_t = r_t + γV_{t+1} − V_t``.
 
     "Next" is the next trainable token: masked positions are stepped over and never bootstrap; after the last one V is 0.
     0 off the mask. Source: arXiv:1506.02438.
