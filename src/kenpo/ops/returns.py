@@ -30,10 +30,10 @@ def return_to_go(rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> Tensor:
-    """[B,T] generalised advantages of trainable tokens: ``A_t = δ_t + γλA_{t+1}``, ``δ_t = r_t + γV_{t+1} − V_t``.
-
     """[B,T] generalised advantages: ``A_t = δ_t + γλA_{t+1}`` with ``δ_t = r_t + γV_{t+1} − V_t``.
-    0 off the mask. Source: arXiv:1506.02438.
+
+    "Next" is the next trainable token: masked positions are stepped over and never bootstrap; after the last one V
+    is 0. 0 off the mask. Source: arXiv:1506.02438.
 
     >>> x = [torch.tensor([v]) for v in ([0.0, 2.0, 0.0], [0.0, 0.0, 50.0], [True, True, False])]
     >>> gae(x[0], x[1], x[2], gamma=1.0, lam=0.5)
