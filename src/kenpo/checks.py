@@ -25,6 +25,7 @@ def check_combination(a: Algorithm) -> None:
         raise IllegalCombinationError(
             f"{a.name}: {snake(a.surrogate)} takes no ratio, but the ratio slot holds {snake(a.ratio)}"
         )
+    check_what_is_judged(a)
     corrections = [s for s in a.weights if s.is_correction]
     anchor = getattr(a.ratio, "anchor", None)
     if corrections and a.ratio is not None and "logp_sampler" in a.ratio.needs:  # also in a nested ratio
@@ -39,6 +40,22 @@ def check_combination(a: Algorithm) -> None:
                 f"{a.name}: {snake(stage)} corrects π_{proximal}/μ while the ratio is anchored at {anchor!r}: their "
                 "product is no ratio of π_θ to μ; give both the same anchor"
             )
+
+
+def check_what_is_judged(a: Algorithm) -> None:
+    """Refuse a selection or shaping that works on another reward than the advantage: the outcome, or its parts."""
+    wanted = "parts" if a.advantage.reads_parts else "outcome"
+    for stage in a.selection:
+        if (by := getattr(stage, "by", wanted)) != wanted:
+            raise IllegalCombinationError(
+                f"{a.name}: {snake(stage)} tests the reward's {by} while {snake(a.advantage)} reads its "
+                f"{wanted}: groups with a signal would be dropped or groups without one kept; set by={wanted!r}"
+            )
+    if a.advantage.reads_parts and a.shaping:
+        raise IllegalCombinationError(
+            f"{a.name}: {snake(a.shaping[0])} changes the outcome, which {snake(a.advantage)} does not read; give the "
+            "penalty as a part of the reward"
+        )
 
 
 def check_finite(rows: Rollouts | Policy, mask: Tensor, needs: frozenset[str]) -> None:

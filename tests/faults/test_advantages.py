@@ -11,6 +11,7 @@ import torch
 
 import kenpo
 from faults.build import advantages, batch, plain
+from kenpo import errors
 from kenpo import stages as S
 from kenpo.ops import returns
 
@@ -107,6 +108,76 @@ def test_uniform_outcomes_give_exactly_zero():
 def test_scaling_by_the_batch_uses_the_batch():
     a = plain(advantage=S.BatchScaled(eps=0.0))
     assert near(advantages(a, [0, 1, 0, 10], [0, 0, 1, 1]), [-0.1030, 0.1030, -1.0296, 1.0296])
+
+
+PARTS = plain(advantage=S.PartsZScore(("r1", "r2"), (1.0, 0.5), eps=0.0), selection=(S.DropUniformGroups(by="parts"),))
+
+
+def judged(a, *parts, group=None):
+    """Advantages and what is kept, of rollouts whose outcome is the sum of named parts."""
+    named = {f"r{k + 1}": torch.tensor(p, dtype=torch.float64) for k, p in enumerate(parts)}
+    n = len(parts[0])
+    rollouts, policy = batch([[-1.0]] * n, sum(named.values()).tolist(), group, reward_parts=named)
+    return kenpo.evaluate(a, rollouts, policy).advantages[:, 1].tolist(), kenpo.select(a, rollouts).tolist()
+
+
+def test_a_group_whose_parts_differ_is_kept_though_its_sum_does_not():
+    values, kept = judged(PARTS, [1.0, 0.0], [0.0, 1.0])
+    assert near(values, [0.3536, -0.3536])
+    assert kept == [True, True]
+    even = PARTS.with_settings({"advantage.weights": [1.0, 1.0]})
+    assert judged(even, [1.0, 0.0], [0.0, 1.0]) == ([0.0, 0.0], [True, True])
+
+
+def test_a_group_whose_parts_are_all_uniform_is_dropped_whole():
+    _, kept = judged(PARTS, [1.0, 1, 1, 0], [0.5, 0.5, 0, 1], group=[0, 0, 1, 1])
+    assert kept == [False, False, True, True]
+
+
+def test_the_plain_sum_is_no_test_of_parts():
+    with pytest.raises(errors.IllegalCombinationError, match="by='parts'"):
+        PARTS.but(selection=(S.DropUniformGroups(),))
+    with pytest.raises(errors.IllegalCombinationError, match="by='outcome'"):
+        plain(selection=(S.DropUniformGroups(by="parts"),), advantage=S.GroupZScore())
+    with pytest.raises(errors.IllegalCombinationError, match="as a part"):
+        PARTS.but(shaping=(S.SoftOverlong(limit=20, buffer=5),))
+
+
+def test_a_part_without_a_verdict_moves_nobody_else():
+    nan = float("nan")
+    values, kept = judged(PARTS.but(selection=()), [1.0, 0.0, nan], [1.0, 1.0, 1.0])
+    assert not any(kept[2:])
+    assert near(values, [0.7071, -0.7071, 0.0])
+    rollouts, policy = batch([[-1.0]] * 3, [1, 0, 1], reward_parts={
+        "r1": torch.tensor([1.0, 0.0, nan]), "r2": torch.tensor([0.0, 0.0, 2.0])})  # fmt: skip
+    got = kenpo.evaluate(PARTS, rollouts, policy).advantages[:, 1].tolist()
+    z = [-1 / 3**0.5, -1 / 3**0.5, 2 / 3**0.5]
+    assert near(got, [0.7071 + z[0] / 2, -0.7071 + z[1] / 2, z[2] / 2])
+
+
+def test_bad_parts_are_named():
+    rollouts, policy = batch([[-1.0]] * 2, [1, 0])
+    with pytest.raises(errors.MissingFieldError, match="reward_parts"):
+        kenpo.evaluate(PARTS.but(selection=()), rollouts, policy)
+    with pytest.raises(errors.MissingFieldError, match="reward_parts"):
+        kenpo.select(PARTS, rollouts)
+    with pytest.raises(errors.UnknownNameError, match=r"r2.*did you mean r1"):
+        judged(PARTS, [1.0, 0.0])
+    rollouts, _ = batch([[-1.0]] * 2, [1, 0], reward_parts={"r1": torch.tensor([float("inf"), 0.0])})
+    with pytest.raises(errors.NonFiniteError, match="r1"):
+        kenpo.prepare(plain(advantage=S.PartsZScore()), rollouts)
+    for bad in ({"parts": ("a", "a")}, {"weights": (1.0,)}, {"parts": ("a",), "weights": ("b",)}, {"parts": (1,)},
+                {"eps": -1.0}, {"ddof": 2}, {"parts": ("a",), "weights": (float("inf"),)}):  # fmt: skip
+        with pytest.raises(errors.InputError, match="parts_z_score"):
+            S.PartsZScore(**bad)
+
+
+def test_a_token_reward_at_a_rejected_position_does_not_count():
+    """The rule where an outcome is a sum of token rewards: what the mask has taken out pays nothing."""
+    mask = torch.tensor([[1, 0], [1, 1]]).bool()
+    score = returns.return_to_go(torch.tensor([[0.0, 2.0], [0.0, 0.0]], dtype=torch.float64), mask)[:, 0]
+    assert score.tolist() == [0.0, 0.0]
+    assert advantages(Z, score.tolist(), [0, 0]) == [0.0, 0.0]
 
 
 def row(*values):

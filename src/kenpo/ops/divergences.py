@@ -49,12 +49,15 @@ def binary_kl(logp: Tensor, logq: Tensor) -> Tensor:
     return binary_kls(logp, logq)[0]
 
 
+@torch.no_grad()
 def binary_kls(logp: Tensor, logq: Tensor) -> tuple[Tensor, Tensor]:
-    """`binary_kl` in both directions: (KL(p‖q), KL(q‖p)), from shared terms."""
+    """`binary_kl` in both directions: (KL(p‖q), KL(q‖p)), from shared terms; constants, as all that gates is."""
     logp, logq = logp.clamp(max=-_EDGE), logq.clamp(max=-_EDGE)
-    minus_rest_p, minus_rest_q = logp.expm1(), logq.expm1()
-    event, rest = logp - logq, (-minus_rest_p).log() - (-minus_rest_q).log()
-    return logp.exp() * event - minus_rest_p * rest, minus_rest_q * rest - logq.exp() * event
+    event, p, q = logp - logq, logp.exp(), logq.exp()
+    minus_rest_p, minus_rest_q = logp.expm1_(), logq.expm1_()
+    rest = (minus_rest_p / minus_rest_q).log_()
+    forward = p.mul_(event).addcmul_(minus_rest_p, rest, value=-1)
+    return forward, minus_rest_q.mul_(rest).addcmul_(q, event, value=-1)
 
 
 def bucket_divergence(logp: Tensor, logq: Tensor, valid: Tensor, kind: str) -> Tensor:

@@ -112,6 +112,8 @@ class Advantage(Stage):
     """(shaped rewards [B], ctx, state) -> (advantages [B,T], state)."""
 
     _scope = Scope.GROUP
+    #: True for an advantage of the reward's named parts, which does not read the outcome itself.
+    reads_parts: ClassVar[bool] = False
 
     @property
     def group_relative(self) -> bool:

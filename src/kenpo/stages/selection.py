@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor
 
+from kenpo.errors import MissingFieldError
 from kenpo.ops import groups
 from kenpo.stages.base import Selection
 from kenpo.stages.context import Context
@@ -16,8 +19,20 @@ class DropUniformGroups(Selection):
     """Keep only groups whose raw outcomes differ: the others carry no group-relative signal.
 
     Tests the raw outcome, not shaped rewards or a standard deviation, and keeps or drops whole groups. A group of one
-    is dropped. Source: DAPO, arXiv:2503.14476, section 3.2 ("dynamic sampling", without the refilling).
+    is dropped. ``by="parts"``: keep groups in which any named part of the reward differs, whatever their sum; it goes
+    with an advantage of the parts, and "outcome" with all others.
+    Source: DAPO, arXiv:2503.14476, section 3.2 ("dynamic sampling", without the refilling).
     """
 
+    by: Literal["outcome", "parts"] = "outcome"
+
     def __call__(self, ctx: Context) -> Tensor:
-        return groups.group_varies(ctx.rewards, ctx.group, ctx.selected)
+        if self.by == "outcome":
+            return groups.group_varies(ctx.rewards, ctx.group, ctx.selected)
+        if not ctx.reward_parts:
+            raise MissingFieldError("drop_uniform_groups by parts needs reward_parts: named components of the reward")
+        keep = torch.zeros_like(ctx.selected)
+        for part in ctx.reward_parts.values():
+            varies = groups.group_varies(part, ctx.group, ctx.selected & ~part.isnan())
+            keep = keep | (groups.group_sum(varies.to(part.dtype), ctx.group, varies) > 0)
+        return keep & ctx.selected
