@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import inspect
 import itertools
@@ -14,6 +15,7 @@ import json
 import math
 import re
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,10 +229,58 @@ def _value(v: object) -> str:
     return "–" if v is None else f"{v:g}" if isinstance(v, float) else f"`{v!r}`".replace("|", "\\|")
 
 
-def _test_of(stage: Stage) -> str:
-    """Which planted faults and golden entries stand behind a stage's file."""
-    file = Path(inspect.getsourcefile(type(stage))).name  # type: ignore[arg-type]
-    return f"[laws](../../tests/laws/test_references.py), [faults planted in {file}](../../tests/mutants/mutants.toml)"
+def _sources_behind(cls: type) -> dict[str, str]:
+    """File -> text of a stage's class and of the functions in kenpo.ops that it names."""
+    found = {_file(cls): inspect.getsource(cls)}
+    for module, name in sorted(set(re.findall(r"\b([a-z]+)\.([a-z_0-9]+)\b", found[_file(cls)]))):
+        if module != "masked" and (ROOT / "src/kenpo/ops" / f"{module}.py").exists():  # masked is behind everything
+            thing = getattr(__import__(f"kenpo.ops.{module}", fromlist=["_"]), name, None)
+            if inspect.isfunction(thing):
+                found[_file(thing)] = found.get(_file(thing), "") + inspect.getsource(thing)
+    return found
+
+
+def _file(thing: object) -> str:
+    return Path(inspect.getsourcefile(thing)).relative_to(ROOT).as_posix()  # type: ignore[arg-type]
+
+
+@functools.cache
+def _planted() -> list[dict[str, object]]:
+    return tomllib.loads((ROOT / "tests/mutants/mutants.toml").read_text(encoding="utf-8"))["mutant"]
+
+
+@functools.cache
+def _tests() -> list[tuple[str, str]]:
+    """(node id, source) of every test function outside the laws, which name no stage."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        for f in ast.walk(ast.parse(text)):
+            if isinstance(f, ast.FunctionDef) and f.name.startswith("test_"):
+                node = f"{path.relative_to(ROOT).as_posix()}::{f.name}"
+                found.append((node, ast.get_source_segment(text, f) or ""))
+    return found
+
+
+def tests_of(cls: type) -> list[str]:
+    """Up to two tests (pytest node ids) of one detail: first those that catch a fault planted in it, then those that name it."""
+    own = {_file(cls): inspect.getsource(cls)}
+    catching = [
+        str(node) for texts in (own, _sources_behind(cls)) for m in _planted()
+        if str(m["old"]) in texts.get(str(m["file"]), "") for node in m["tests"]  # type: ignore[attr-defined]
+    ]  # fmt: skip
+    naming = [node for node, text in _tests() if re.search(rf"\b({cls.__name__}|{snake(cls)})\b", text)]
+    first: dict[str, str] = {}
+    for node in (*catching, *naming):
+        first.setdefault(node.split("[")[0], node)
+    return list(first.values())[:2]
+
+
+def _test_of(stage: Stage, name: str) -> str:
+    """Links to the algorithm's reference and to the tests of one of its details."""
+    reference = f"tests/laws/test_references.py::test_equals_its_reference[usual-{name}]"
+    nodes = dict.fromkeys([reference, *tests_of(type(stage))])
+    return ", ".join(f"[`{n.split('::')[-1]}`](../../{n.split('::')[0]})" for n in nodes)
 
 
 def _proof(names: list[str]) -> str:
@@ -287,8 +337,9 @@ def page(file: str) -> str:
             rows.append([f"`{n}`", words, *row])
         out += [_table(["name", "differs in", "loss", "Σ abs. coefficients", "largest change of one"], rows)]
     out += ["## Where each detail stands", ""]
-    seen = {type(s): s for n in names for s in _stages(kenpo.get(n))}
-    rows = [[f"`{snake(s)}`: {_lead(s)}", _source(s), _link(type(s)), _test_of(s)] for s in seen.values()]
+    seen = {type(s): (s, n) for n in reversed(names) for s in _stages(kenpo.get(n))}
+    used = dict.fromkeys(type(s) for n in names for s in _stages(kenpo.get(n)))
+    rows = [[f"`{snake(s)}`: {_lead(s)}", _source(s), _link(type(s)), _test_of(s, n)] for s, n in map(seen.get, used)]
     out += [_table(["detail", "source", "our line", "test"], rows)]
     line = Path(inspect.getsourcefile(module)).relative_to(ROOT).as_posix()  # type: ignore[arg-type]
     out += [f"Declaration: [{line}](../../{line}).", "", "## Proof", "", _proof(names)]

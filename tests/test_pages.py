@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import kenpo
 from kenpo.algorithms import READING_ORDER
 from kenpo.commands.notes import NOTES
 from kenpo.commands.objectives import family, parent
@@ -40,6 +41,17 @@ def test_links_point_into_their_files(builder):
                 page.name,
                 target,
             )
+
+
+def test_every_detail_names_tests_of_its_own(builder):
+    stages = {type(s) for n in kenpo.names() for s in builder._stages(kenpo.get(n))}
+    assert len(stages) > 50
+    for cls in stages:
+        found = builder.tests_of(cls)
+        assert found, cls
+        for node in found:
+            path, name = node.split("[")[0].split("::")
+            assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), node
 
 
 def test_drawings_are_small(builder):
