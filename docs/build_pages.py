@@ -263,7 +263,7 @@ def _tests() -> list[tuple[str, str]]:
 
 
 def tests_of(cls: type) -> list[str]:
-    """Up to two tests (pytest node ids) of one detail: first those that catch a fault planted in it, then those that name it."""
+    """Up to two tests (node ids) of one detail: those that catch a fault planted in it, then those that name it."""
     own = {_file(cls): inspect.getsource(cls)}
     catching = [
         str(node) for texts in (own, _sources_behind(cls)) for m in _planted()
