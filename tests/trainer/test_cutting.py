@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kenpo
-from kenpo.models import shared_prompt
+from kenpo.models import packing, shared_prompt
 from kenpo.models.loading import load_model
 from kenpo.trainer.config import TrainConfig, resolve
 from kenpo.trainer.cutting import Unit, deal, microbatches, units
@@ -63,6 +63,15 @@ def test_a_family_counts_its_prompt_once_and_stays_together():
     assert microbatches(cut, 19 * 2 + 6 * 5 - 1)[:2] == [[1, 2, 0], [3, 4, 5]]
 
 
+def test_packed_rows_count_their_own_tokens():
+    batch = rollouts([(1, [9, 2, 2, 2])])
+    cut = units(batch, range(4), 10**6, share=False)
+    assert [u.cost for u in cut] == [9, 2, 2, 2]
+    assert microbatches(cut, 15) == [[0], [1, 2, 3]]
+    assert microbatches(cut, 15, packed=True) == [[0, 1, 2, 3]]
+    assert microbatches(cut, 13, packed=True) == [[0, 1, 2], [3]]
+
+
 def test_a_family_above_the_budget_is_split_evenly():
     batch = rollouts([(20, [4] * 8)])
     cut = units(batch, range(8), 19 + 5 * 4, share=True)
@@ -88,7 +97,7 @@ def test_a_step_with_shared_prompts_is_the_step_without(models, monkeypatch, fam
     """Old and reference passes, two phases (m2po) and the gradient, on several budgets."""
     batch = rollouts([(20, [3, 5, 4, 6]), (23, [3, 3, 2, 5]), (2, [6, 4, 6, 1]), (20, [1, 0, 4, 4])])
 
-    def step(least, budget):
+    def step(least, budget, how="off"):
         monkeypatch.setattr(shared_prompt, "LEAST_TOKENS", least)
         monkeypatch.setattr(shared_prompt, "LEAST_SHARE", 0.3 if least == 1 else 2.0)
         model, _ = load_model(str(models / family), dtype="float64")
@@ -97,7 +106,8 @@ def test_a_step_with_shared_prompts_is_the_step_without(models, monkeypatch, fam
             for p in model.parameters():
                 p += 0.1 * torch.randn_like(p)
         reference, _ = load_model(str(models / family), dtype="float64", trainable=False)
-        config = resolve(TrainConfig(model="x", microbatch_tokens=budget, threads=1, grad_clip=0, lr=0.0, epochs=2))
+        config = TrainConfig(model="x", microbatch_tokens=budget, packing=how, threads=1, grad_clip=0, lr=0.0, epochs=2)
+        config = resolve(config)
         algorithm = kenpo.get(name)
         passes = replace(plan_passes(algorithm, config, 17), old=True)
         updater = Updater(model, algorithm, config, passes, Ranks(), reference)
@@ -110,9 +120,13 @@ def test_a_step_with_shared_prompts_is_the_step_without(models, monkeypatch, fam
     runs = []
     run = shared_prompt.run
     monkeypatch.setattr(shared_prompt, "run", lambda *args: runs.append(1) or run(*args))
-    for budget in (10**6, 100, 40):
-        got, other = step(1, budget)
+    packed = []
+    lay = packing.run
+    monkeypatch.setattr(packing, "run", lambda *args: packed.append(1) or lay(*args))
+    for budget, how in ((10**6, "off"), (100, "off"), (40, "off"), (100, "on")):
+        got, other = step(1, budget, how)
         assert runs
+        assert bool(packed) == (how == "on")
         runs.clear()
         assert float((got - want).norm() / want.norm()) < tolerance
         assert torch.allclose(other.rollouts.logp_old, report.rollouts.logp_old, atol=tolerance)

@@ -66,7 +66,7 @@ def test_one_step_of_either_path(models, batch, monkeypatch, name, chunk):
 
 def test_the_plan_names_the_path(models):
     model, _ = load_model(str(models / "gpt2"))
-    facts = ModelFacts.of(model)
+    facts = ModelFacts.of(model, "auto")
     config = resolve(TrainConfig(model=str(models / "gpt2"), microbatch_tokens=2**20))
 
     def path(name, **changes):
@@ -79,5 +79,5 @@ def test_the_plan_names_the_path(models):
     assert "are few" in path("grpo", microbatch_tokens=64)
     assert "top-k" in path("grpo", top_p=0.9)
     hook = model.lm_head.register_forward_hook(lambda m, a, out: out)
-    assert ModelFacts.of(model).chunk is None
+    assert ModelFacts.of(model, "auto").chunk is None
     hook.remove()

@@ -115,6 +115,7 @@ def test_the_plan_tells(options, tmp_path):
     plan = train(TrainConfig(**options, lora_rank=4))["plan"]
     assert "of them trained" in plan
     assert "shared prompts   yes" in plan
+    assert "padding          yes  sdpa attention would compute" in plan
     plan = train(TrainConfig(**options, gradient_checkpointing=True))["plan"]
     assert "shared prompts   no   gradient checkpointing" in plan
 

@@ -39,6 +39,7 @@ def policy_backward(
     temperature: float,
     want: frozenset[str] = frozenset(),
     reference: Any = None,
+    packing: str = "auto",
     divisible: bool = False,
     chunk: int | None = None,
 ) -> None:
@@ -52,7 +53,7 @@ def policy_backward(
     Same arguments and errors as `policy_terms` otherwise, and the same gradient as its terms' backward pass, up to
     rounding. Falls back on that one for few logits, ``support_ids``, ``kl_ref``, and a head that is not a bare Linear.
     """
-    made = forward(model, rollouts, temperature=temperature, want=want, reference=reference)
+    made = forward(model, rollouts, temperature=temperature, want=want, reference=reference, packing=packing)
     head = None if made is None else _fusible(made, want, chunk is not None)
     if made is None or head is None:
         policy = nothing(model, rollouts, want) if made is None else terms_of(made, rollouts, temperature, want)

@@ -13,6 +13,8 @@ from kenpo.errors import InputError, unknown_name
 from kenpo.models.lora import base_of, is_adapter, open_adapter
 from kenpo.models.wide_head import widen_head
 
+#: Attention implementations; those named flash need their package and run packed rows without padding.
+ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 BUNDLED = Path(__file__).parent / "bundled" / "addition"
 
@@ -22,12 +24,13 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "
 
 def load_model(
     path_or_name: str | Path, *, dtype: str = "float32", device: str = "cpu", trainable: bool = True,
-    head_dtype: str = "model",
+    head_dtype: str = "model", attention: str = "auto",
 ):  # fmt: skip
     """A causal language model and its tokenizer: ``(model, tokenizer)``.
 
     ``path_or_name`` is a transformers model folder, a hub name, or ``"bundled"`` (the model shipped in the package).
     ``dtype`` is float32, bfloat16 or float64; ``head_dtype`` "float32" raises the head alone (`widen_head`). With
+    ``attention`` names the implementation (`ATTENTION`; "auto": transformers' choice). With
     ``trainable=False`` no parameter requires a gradient. The folder of a LoRA adapter opens its base model and puts the
     adapter in; only the adapter is then trainable.
 
@@ -40,10 +43,11 @@ def load_model(
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     where = _device(device)
+    _check_attention(attention, dtype, where)
     folder = Path(path_or_name).expanduser()
     if is_adapter(folder):
         model, tokenizer = load_model(
-            base_of(folder), dtype=dtype, device=device, trainable=False, head_dtype=head_dtype
+            base_of(folder), dtype=dtype, device=device, trainable=False, head_dtype=head_dtype, attention=attention
         )
         open_adapter(model, folder, trainable)
         return model, tokenizer
@@ -52,7 +56,7 @@ def load_model(
         config = _config(source, local)
         _check_causal(config, source)
         tokenizer = _tokenizer(source, local)
-        model = _weights(source, config, DTYPES[dtype])
+        model = _weights(source, config, DTYPES[dtype], attention)
     if head_dtype == "float32" and dtype == "bfloat16":
         widen_head(model)
     model.to(where)
@@ -160,16 +164,25 @@ def _tokenizer(source: str, local: bool):
         raise InputError(f"{source}: the tokenizer can't be loaded from {where} ({_first_line(error)})") from None
 
 
-def _weights(source: str, config: Any, dtype: torch.dtype):
+def _check_attention(name: str, dtype: str, device: torch.device) -> None:
+    if name not in ATTENTION:
+        raise unknown_name("attention", name, ATTENTION)
+    if "flash" in name and (dtype != "bfloat16" or device.type == "cpu"):
+        raise InputError(f"attention {name!r} runs on a GPU in bfloat16, not on {device.type} in {dtype}; use sdpa")
+
+
+def _weights(source: str, config: Any, dtype: torch.dtype, attention: str):
     from transformers import AutoModelForCausalLM
 
     loader: Any = AutoModelForCausalLM
+    chosen = {} if attention == "auto" else {"attn_implementation": attention}
     try:
         model, info = loader.from_pretrained(
-            source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **chosen
         )  # tensors of another shape are refused below, by name
     except Exception as error:
-        raise InputError(f"{source}: the weights can't be loaded ({_first_line(error)})") from None
+        how = "".join(f" with attention {a!r}" for a in chosen.values())
+        raise InputError(f"{source}: the weights can't be loaded{how} ({_first_line(error)})") from None
     missing = sorted(info["missing_keys"])
     wrong = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in info.get("mismatched_keys", ()))
     if missing or wrong:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kenpo.errors import InputError, MissingFieldError
+from kenpo.models import packing as packed_rows
 from kenpo.models import shared_prompt
 from kenpo.models.checkpointing import checkpointed
 from kenpo.models.head import Head, Reference, find_head, head_terms, module_inputs, pick_terms
@@ -31,6 +32,7 @@ def policy_terms(
     temperature: float,
     want: frozenset[str] = frozenset(),
     reference: Any = None,
+    packing: str = "auto",
 ) -> Policy:
     """Log-probs (and entropies) of the rollouts' trainable tokens under `model` at `temperature`.
 
@@ -39,7 +41,8 @@ def policy_terms(
     [B,T], the full-vocabulary KL(π_θ‖`reference`), all with gradient; 0 off the mask. ``rollouts.support_ids``
     [B,T,K], if present, are the ids that top-k or top-p sampling kept: all terms are then those of the distribution
     renormalised over them (a position with none keeps the vocabulary).
-    Names in ``want`` that are fields of `Rollouts` are left to whoever fills them.
+    Names in ``want`` that are fields of `Rollouts` are left to whoever fills them. ``packing`` ("auto", "on", "off")
+    lays rows end to end instead of padding them, see `kenpo.models.packing`.
 
     Runs in eval mode (a model in training mode is switched). Logits are raised to float32 before the temperature,
     float64 stays. Call it under ``torch.no_grad()`` for old and reference log-probs. A batch with no trainable token
@@ -47,7 +50,7 @@ def policy_terms(
     for ids outside the vocabulary, rows longer than the context, a sampled token outside its support, and a field in
     ``want`` that is not computed here.
     """
-    made = forward(model, rollouts, temperature=temperature, want=want, reference=reference)
+    made = forward(model, rollouts, temperature=temperature, want=want, reference=reference, packing=packing)
     if made is None:
         return nothing(model, rollouts, want)
     return terms_of(made, rollouts, temperature, want)
@@ -65,12 +68,18 @@ class Forward(NamedTuple):
 
 
 def forward(
-    model: Any, rollouts: Rollouts, *, temperature: float, want: frozenset[str], reference: Any = None
+    model: Any,
+    rollouts: Rollouts,
+    *,
+    temperature: float,
+    want: frozenset[str],
+    reference: Any = None,
+    packing: str = "auto",
 ) -> Forward | None:
     """Everything that comes before the head, checked as `policy_terms` says; None without a trainable token."""
     if isinstance(model, Starting):
         with model.active() as inner:
-            return forward(inner, rollouts, temperature=temperature, want=want, reference=reference)
+            return forward(inner, rollouts, temperature=temperature, want=want, reference=reference, packing=packing)
     _check_want(want, rollouts, reference)
     if not temperature > 0:
         raise InputError(f"temperature: {temperature} is not above 0")
@@ -82,14 +91,14 @@ def forward(
     if rows is None:
         return None
     with checkpointed(model):
-        states, head = _hidden(model, rows)
+        states, head = _hidden(model, rows, packing)
     where = (rows.row, rows.column)
     support = None if rollouts.support_ids is None else rollouts.support_ids.to(states.device)[where]
     topk = rollouts.topk_ids.to(states.device)[where] if "topk_logp" in want else None  # type: ignore[union-attr]
     other = None
     if "kl_ref" in want:
         with torch.no_grad():
-            other = Reference(*_hidden_of(reference, rows))
+            other = Reference(*_hidden_of(reference, rows, packing))
     return Forward(rows, states, head, support, topk, other)
 
 
@@ -155,39 +164,46 @@ def _compact(rollouts: Rollouts, device: torch.device, context: int | None, voca
     return Compact(ids, row, column, index[row], source, target)
 
 
-def _hidden_of(reference: Any, rows: Compact) -> tuple[Tensor, Head | None]:
+def _hidden_of(reference: Any, rows: Compact, packing: str) -> tuple[Tensor, Head | None]:
     if not isinstance(reference, Starting):
-        return _hidden(reference, rows)
+        return _hidden(reference, rows, packing)
     with reference.active() as model:
-        return _hidden(model, rows)
+        return _hidden(model, rows, packing)
 
 
-def _hidden(model: Any, rows: Compact) -> tuple[Tensor, Head | None]:
+def _hidden(model: Any, rows: Compact, packing: str) -> tuple[Tensor, Head | None]:
     """What predicts the targets: hidden states [N,H] and the head, or the model's own logits [N,V] and None."""
     head = find_head(model)
     module = model if head is None else head.decoder
+    packed = packed_rows.why_padded(model, module, packing) is None
     last = rows.source.new_zeros(len(rows.ids)).scatter_reduce(0, rows.source_row, rows.source, "amax")
     first = last.scatter_reduce(0, rows.source_row, rows.source, "amin")
     lengths = (last + 1).tolist()
     families = _families(model, module, rows.ids, first.tolist(), lengths)
     if not families:
-        return _states(module, rows.ids)[rows.source_row, rows.source], head
+        states, start = _unshared(module, rows.ids, lengths, packed)
+        return states[start[rows.source_row] + rows.source], head
     shared = shared_prompt.run(module, rows.ids, lengths, families)
-    place = torch.full((len(rows.ids),), -1, dtype=torch.int64, device=rows.ids.device)
-    place[shared.rows] = torch.arange(len(shared.rows), device=place.device)
-    offset = torch.zeros_like(place).index_put((shared.rows,), shared.offset)
-    source = rows.source - offset[rows.source_row]
-    alone = (place < 0).nonzero().squeeze(1)
-    if not len(alone):
-        return shared.states[place[rows.source_row], source], head
-    width = max(lengths[r] for r in alone.tolist())
-    rest = _states(module, rows.ids[alone, :width])
-    place[alone] = torch.arange(len(alone), device=place.device)
-    is_shared = (offset > 0)[rows.source_row]
-    at = place[rows.source_row]
-    both = [states[at[here], source[here]] for states, here in ((shared.states, is_shared), (rest, ~is_shared))]
-    order = torch.cat([is_shared.nonzero(), (~is_shared).nonzero()]).squeeze(1)
-    return torch.cat(both)[order.argsort()], head
+    # Where a row's output stands in the states of all passes laid end to end, as if it began at position 0.
+    size, width = shared.states.shape[:2]
+    start = rows.source.new_zeros(len(rows.ids))
+    start[shared.rows] = torch.arange(size, device=start.device) * width - shared.offset
+    states = shared.states.flatten(0, 1)
+    alone = torch.ones_like(start).index_fill(0, shared.rows, 0).nonzero().squeeze(1)
+    if len(alone):
+        wide = [lengths[r] for r in alone.tolist()]
+        rest, begin = _unshared(module, rows.ids[alone, : max(wide)], wide, packed)
+        start[alone] = len(states) + begin
+        states = torch.cat([states, rest])
+    return states[start[rows.source_row] + rows.source], head
+
+
+def _unshared(module: Any, ids: Tensor, lengths: list[int], packed: bool) -> tuple[Tensor, Tensor]:
+    """Output states [M,H] of rows that each run whole, and where each row starts in them."""
+    if packed and len(lengths) > 1:
+        return packed_rows.run(module, ids, lengths)
+    states = _states(module, ids)
+    return states.flatten(0, 1), torch.arange(len(ids), device=ids.device) * ids.shape[1]
 
 
 def _families(model: Any, module: Any, ids: Tensor, first: list[int], lengths: list[int]) -> list[shared_prompt.Family]:
@@ -210,6 +226,14 @@ def shares_prompts(model: Any) -> str | None:
         model = model.model
     head = find_head(model)
     return shared_prompt.reason_against(model, model if head is None else head.decoder)
+
+
+def pads_rows(model: Any, packing: str) -> str | None:
+    """None where rows that share no prompt are packed, else why not. InputError where ``packing="on"`` can't be."""
+    if isinstance(model, Starting):
+        model = model.model
+    head = find_head(model)
+    return packed_rows.why_padded(model, model if head is None else head.decoder, packing)
 
 
 def _states(module: Any, ids: Tensor) -> Tensor:

@@ -56,8 +56,6 @@ def parse_settings(items: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--set takes SLOT.FIELD=VALUE, for example surrogate.high=0.3; got {item!r}")
         if key in settings:
             raise InputError(f"--set: {key} is given twice")
-        if key in settings:
-            raise InputError(f"--set gives {key!r} twice")
         try:
             settings[key] = json.loads(value)
         except json.JSONDecodeError:
@@ -155,6 +153,10 @@ class TrainConfig:
     """Of the model; the optimizer keeps float32 master weights of a bfloat16 model."""
     head_dtype: Literal["model", "float32"] = "model"
     """Of the output head: float32 keeps the logits of a bfloat16 model exact, in sampling and training."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "auto"
+    """Implementation of attention; auto is transformers' choice, flash needs its package, a GPU and bfloat16."""
+    packing: Literal["auto", "on", "off"] = "auto"
+    """Rows end to end instead of padded; auto: with flash attention. The others compute and drop what lies between."""
     gradient_checkpointing: bool = False
     """Keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third more time."""
     lora_rank: int = 0
@@ -277,6 +279,8 @@ def check(config: TrainConfig) -> None:
         "schedule": ("constant", "linear", "cosine"),
         "dtype": ("float32", "bfloat16", "float64"),
         "head_dtype": ("model", "float32"),
+        "attention": ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"),
+        "packing": ("auto", "on", "off"),
         "optimizer": OPTIMIZERS,
     }.items():
         if getattr(config, name) not in allowed:

@@ -72,18 +72,24 @@ def _sizes(rollouts: Rollouts) -> tuple[list[int], list[int]]:
     return (prompt * any_).tolist(), (length * any_).tolist()
 
 
-def microbatches(cut: Iterable[Unit], budget: int) -> list[list[int]]:
-    """Rows of each microbatch: units of like length, at most `budget` padded tokens (a larger unit stands alone)."""
-    buckets: list[tuple[list[int], int, int, int]] = []  # rows, prompts, widest prompt, widest row
+def microbatches(cut: Iterable[Unit], budget: int, packed: bool = False) -> list[list[int]]:
+    """Rows of each microbatch: units of like length, at most `budget` tokens (a larger unit stands alone).
+
+    Tokens of padding count, except where rows that share no prompt are `packed`.
+    """
+    buckets: list[tuple[list[int], int, int, int, int]] = []  # rows, prompts, widest prompt, widest row, tokens
     for unit in sorted(cut, key=lambda u: (-u.prompt, -u.width, u.rows)):
         if buckets:
-            rows, prompts, prompt, width = buckets[-1]
+            rows, prompts, prompt, width, tokens = buckets[-1]
             wide = max(width, unit.width)
-            tokens = (prompts + 1) * prompt + (len(rows) + len(unit.rows)) * wide
+            if packed and not unit.prompt:
+                tokens += unit.cost
+            else:
+                tokens = (prompts + 1) * prompt + (len(rows) + len(unit.rows)) * wide
             if bool(prompt) == bool(unit.prompt) and tokens <= budget:
-                buckets[-1] = (rows + list(unit.rows), prompts + 1, prompt, wide)
+                buckets[-1] = (rows + list(unit.rows), prompts + 1, prompt, wide, tokens)
                 continue
-        buckets.append((list(unit.rows), 1, unit.prompt, unit.width))
+        buckets.append((list(unit.rows), 1, unit.prompt, unit.width, unit.cost))
     return [rows for rows, *_ in buckets]
 
 

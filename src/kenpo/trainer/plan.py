@@ -14,7 +14,7 @@ from kenpo.algorithm import reads_policy
 from kenpo.errors import InputError
 from kenpo.models.backward import head_chunk
 from kenpo.models.head import FEW_LOGITS
-from kenpo.models.policy import shares_prompts
+from kenpo.models.policy import pads_rows, shares_prompts
 from kenpo.models.shared_prompt import LEAST_SHARE
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
@@ -127,10 +127,11 @@ class ModelFacts:
     chunk: int | None  # positions that a fused head takes at a time; None: its logits are made whole
     trainable: int  # parameters
     unshared: str | None  # why prompts can't be shared in training; None: they can
+    padded: str | None  # why rows are padded; None: they are packed
 
     @classmethod
-    def of(cls, model: Any) -> ModelFacts:
-        """Read them off a loaded model."""
+    def of(cls, model: Any, packing: str) -> ModelFacts:
+        """Read them off a loaded model. InputError where ``packing="on"`` can't be."""
         c = model.config.get_text_config(decoder=True)
         heads = getattr(c, "num_attention_heads", None) or 1
         hidden = getattr(c, "hidden_size", None) or 1
@@ -141,6 +142,7 @@ class ModelFacts:
             getattr(c, "num_hidden_layers", None) or 1, hidden,
             int(model.get_input_embeddings().weight.shape[0]), width, head_chunk(model),
             sum(p.numel() for p in parameters if p.requires_grad), shares_prompts(model),
+            pads_rows(model, packing),
         )  # fmt: skip
 
 
@@ -227,13 +229,14 @@ def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFact
         f"  two phases       {yes[passes.two_phase is not None]:<4} {passes.two_phase or ONE_PHASE}",
         f"  exact entropy    {yes[passes.entropy]:<4} {passes.entropy_why}",
         f"  shared prompts   {prompt_path(config, facts)}",
+        f"  padding          {f'yes  {facts.padded}' if facts.padded else 'no   rows lie end to end'}",
         f"  head                  {head_path(config, algorithm, passes, facts)}",
         "",
         "arithmetic",
         f"  {samples} samples a step in {config.minibatches} minibatch(es) of about {samples // config.minibatches}, "
         f"{config.epochs} epoch(s): {passes.updates} optimizer step(s)",
-        f"  microbatches of at most {config.microbatch_tokens:,} padded tokens (a shared prompt counts once) "
-        f"on {ranks} process(es)",
+        f"  microbatches of at most {config.microbatch_tokens:,} {'padded ' if facts.padded else ''}tokens "
+        f"(a shared prompt counts once) on {ranks} process(es)",
         f"  {config.steps} steps: {config.steps * samples:,} samples, "
         f"at most {config.steps * samples * config.max_tokens:,} tokens"
         + (" before refilling" if algorithm.selection else ""),

@@ -138,7 +138,7 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
         )
     if config.gradient_checkpointing:
         enable_checkpointing(model)
-    facts = ModelFacts.of(model)
+    facts = ModelFacts.of(model, config.packing)
     passes = plan_passes(inputs.algorithm, config, facts.vocabulary)
     reference = open_reference(config, model, device, checkpoint) if passes.reference else None
     if checkpoint and is_adapted(model):
@@ -174,7 +174,7 @@ def open_model(config: TrainConfig, device: str, checkpoint: Path | None) -> tup
     if config.lora_rank and is_adapter(config.model):
         raise InputError(f"--lora-rank: {config.model} is an adapter already and goes on being trained; leave it out")
     source = config.model if started else str(checkpoint or config.model)
-    model, tokenizer = load_model(source, dtype=config.dtype, device=device, head_dtype=config.head_dtype)
+    model, tokenizer = load_model(source, **how_loaded(config, device))
     if config.lora_rank:
         assert config.lora_alpha is not None
         add_adapter(model, config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets, seed=config.seed)
@@ -187,7 +187,14 @@ def open_reference(config: TrainConfig, model: Any, device: str, checkpoint: Pat
         return starting_policy(model, trained=not config.lora_rank)
     if not checkpoint:
         return copy.deepcopy(model).requires_grad_(False)
-    return load_model(config.model, dtype=config.dtype, device=device, trainable=False, head_dtype=config.head_dtype)[0]
+    return load_model(config.model, trainable=False, **how_loaded(config, device))[0]
+
+
+def how_loaded(config: TrainConfig, device: str) -> dict[str, Any]:
+    """The arguments of `load_model` that the configuration settles."""
+    return {
+        "dtype": config.dtype, "device": device, "head_dtype": config.head_dtype, "attention": config.attention,
+    }  # fmt: skip
 
 
 def settle_torch(config: TrainConfig) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import kenpo
 from kenpo.models.backward import policy_backward
-from kenpo.models.policy import policy_terms, shares_prompts
+from kenpo.models.policy import pads_rows, policy_terms, shares_prompts
 from kenpo.trainer.collect import stable_seed
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.cutting import deal, microbatches, units
@@ -61,6 +61,9 @@ class Updater:
         self.algorithm, self.config, self.passes, self.ranks = algorithm, config, passes, ranks
         self.optimizer = Optimizer(model, config)
         self.differentiable = frozenset(algorithm.needs) & POLICY_FIELDS.keys() - {"logp"}
+        self.how: dict[str, Any] = {
+            "temperature": config.temperature, "reference": reference, "packing": config.packing,
+        }  # fmt: skip
         self.want = self.differentiable | ({"entropy"} if passes.entropy else frozenset())
 
     # -- passes without gradient ------------------------------------------------------------------------------------
@@ -71,17 +74,14 @@ class Updater:
         mine = self.cut(rollouts, range(len(rollouts)), model)
         whole: dict[str, Tensor] = {}
         for rows in mine:
-            part = policy_terms(
-                model, rollouts[rows], temperature=self.config.temperature, want=want, reference=self.reference
-            )
+            part = policy_terms(model, rollouts[rows], want=want, **self.how)
             for name, value in part.tensors().items():
                 if name not in whole:
                     whole[name] = value.new_zeros((len(rollouts), *value.shape[1:]))
                 whole[name][torch.as_tensor(rows, device=value.device)] = value
         if not whole:  # fewer rows than ranks: zeros of the right kind, filled by the others
-            whole = policy_terms(model, rollouts.replace(mask=torch.zeros_like(rollouts.mask)),
-                                 temperature=self.config.temperature, want=want,
-                                 reference=self.reference).tensors()  # fmt: skip
+            nothing = rollouts.replace(mask=torch.zeros_like(rollouts.mask))
+            whole = policy_terms(model, nothing, want=want, **self.how).tensors()
         rows = [r for part in mine for r in part]
         return Policy(**{n: self.ranks.combine_rows(rows, v).cpu() for n, v in whole.items()})
 
@@ -89,7 +89,8 @@ class Updater:
         """This rank's share of `rows`, in microbatches."""
         budget = self.config.microbatch_tokens
         whole = units(rollouts, rows, budget, share=shares_prompts(model) is None)
-        return microbatches(deal(whole, self.ranks), budget)
+        packed = pads_rows(model, self.config.packing) is None
+        return microbatches(deal(whole, self.ranks), budget, packed)
 
     def score(self, rollouts: Rollouts, seconds: dict[str, float]) -> Rollouts:
         """`rollouts` with the old and the reference log-probs that the plan asks for."""
@@ -182,10 +183,7 @@ class Updater:
             want, divisible = frozenset(grads) - {"logp"}, True
         else:
             want, divisible = self.want, couples_tokens(self.algorithm, rollouts.logp_old is None) is None
-        policy_backward(
-            self.model, rollouts, shares, temperature=self.config.temperature, want=want, reference=self.reference,
-            divisible=divisible,
-        )  # fmt: skip
+        policy_backward(self.model, rollouts, shares, want=want, divisible=divisible, **self.how)
 
     def _meet(self, report: Report, mine: _Figures) -> None:
         """Add this minibatch's figures over the ranks into `report`."""
