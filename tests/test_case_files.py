@@ -34,5 +34,8 @@ def test_unusable_and_unusual_json(tmp_path):
     path.write_text('{"cases": [1' + "0" * 5000 + "]}")
     with pytest.raises(InputError, match="too many digits"):
         run_file(path)
+    path.write_text('{"cases": [], "algorithm": "gspo", "algorithm": "grpo"}')
+    with pytest.raises(InputError, match="'algorithm' is given twice"):
+        run_file(path)
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"algorithm": "gspo", "cases": [CASE]}).encode())
     assert len(run_file(path)["results"]) == 1

@@ -13,7 +13,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 
-FOUNDATION = {"types", "errors"}
+FOUNDATION = {"types", "errors", "jsonfile"}
 OBJECTIVE = FOUNDATION | {"ops", "stages", "settings", "metrics", "checks", "algorithm"}
 CATALOGUE = {"algorithms", "loading", "casefile"}
 EVERYTHING = {"*"}
@@ -22,6 +22,7 @@ EVERYTHING = {"*"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
+    "jsonfile": {"errors"},
     "ops": FOUNDATION,
     "batches": FOUNDATION,
     "stages": FOUNDATION | {"ops"},

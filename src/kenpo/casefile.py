@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,26 +12,11 @@ from torch import Tensor
 
 from kenpo.algorithm import Algorithm, evaluate
 from kenpo.errors import InputError, KenpoError, unknown_name
+from kenpo.jsonfile import read_json
 from kenpo.loading import resolve
 from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, FieldSpec, Policy, Result, Rollouts
 
 _DTYPES = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
-
-
-def read_json(path: str | Path) -> Any:
-    """Parsed JSON (NaN and Infinity allowed), or an `InputError` that names the file and line."""
-    try:
-        return json.loads(Path(path).read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a text file") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
-    except RecursionError:
-        raise InputError(f"{path}: JSON nested too deeply") from None
-    except ValueError:
-        raise InputError(f"{path}: holds a number with too many digits") from None
 
 
 def _tensor(name: str, value: Any, spec: FieldSpec) -> Tensor:

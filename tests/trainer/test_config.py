@@ -53,12 +53,13 @@ def test_json_round_trip_and_unknown_keys(tmp_path):
     path.write_text("[1]")
     with pytest.raises(InputError, match="one JSON object"):
         load(path)
-    path.write_text("{")
-    with pytest.raises(InputError, match="not JSON"):
-        load(path)
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="not JSON"):
-        load(path)
+    for content, said in (
+        (b"{", "not valid JSON"), (b"\xff\xfe", "not a text file"), (b'{"lr": 1, "lr": 2}', "'lr' is given twice"),
+        (b'{"settings": {"ratio.low": 1, "ratio.low": 2}}', "'ratio.low' is given twice"),
+    ):  # fmt: skip
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=said):
+            load(path)
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(to_dict(config)).encode())
     assert load(path) == config
 

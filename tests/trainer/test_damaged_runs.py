@@ -49,6 +49,10 @@ def test_damaged_checkpoints(unfinished, said):
         assert "not a checkpoint" in said()
     save_file({"other": torch.zeros(1)}, str(tensors))
     assert "rng.torch" in said()
+    older = tensors.parents[2] / "step_000001"
+    older.mkdir()
+    assert "remove that folder and resume, which goes on from step_000001" in said()
+    older.rmdir()
     tensors.write_bytes(whole)
     assert "rng.torch" in load_file(str(tensors))
 
@@ -57,7 +61,7 @@ def test_damaged_files_beside_the_checkpoints(unfinished, said):
     config, metrics = unfinished / "config.json", unfinished / "metrics.jsonl"
     text = config.read_text()
     config.write_bytes(b"\xff\xfe")
-    assert "not JSON" in said()
+    assert "not a text file" in said()
     config.write_text(json.dumps({**json.loads(text), "threads": "one"}))
     assert "--threads" in said()
     config.write_text(text)

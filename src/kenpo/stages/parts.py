@@ -46,7 +46,10 @@ class PartsZScore(Advantage):
     def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
         given = ctx.reward_parts
         if not given:
-            raise MissingFieldError("parts_z_score needs reward_parts: named [B] components of the reward")
+            raise MissingFieldError(
+                "parts_z_score needs reward_parts: components of the reward by name, as a verifier that returns a dict "
+                "gives them"
+            )
         total = rewards.new_zeros(rewards.shape)
         names = self.parts or tuple(sorted(given))
         for name, weight in zip(names, self.weights or [1.0] * len(names), strict=True):

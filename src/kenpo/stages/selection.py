@@ -30,7 +30,10 @@ class DropUniformGroups(Selection):
         if self.by == "outcome":
             return groups.group_varies(ctx.rewards, ctx.group, ctx.selected)
         if not ctx.reward_parts:
-            raise MissingFieldError("drop_uniform_groups by parts needs reward_parts: named components of the reward")
+            raise MissingFieldError(
+                "drop_uniform_groups by parts needs reward_parts: components of the reward by name, as a verifier that "
+                "returns a dict gives them"
+            )
         keep = torch.zeros_like(ctx.selected)
         for part in ctx.reward_parts.values():
             varies = groups.group_varies(part, ctx.group, ctx.selected & ~part.isnan())

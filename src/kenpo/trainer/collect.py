@@ -240,6 +240,7 @@ def describe(problem: Problem, number: int, completion: Completion, verdict: Ver
         "tokens": len(completion.tokens),
         "truncated": completion.truncated,
         "reward": None if math.isnan(verdict.reward) else float(verdict.reward),
+        "parts": {n: None if math.isnan(v) else float(v) for n, v in verdict.parts.items()},
         "status": verdict.status,
         "extracted": verdict.answer,
         "answer": problem.answer,

@@ -13,13 +13,13 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
 from kenpo.errors import InputError, UnknownNameError, unknown_name
+from kenpo.jsonfile import read_json
 
 BUNDLED_MODEL, BUNDLED_TASK = "bundled", "addition"
 
@@ -363,14 +363,7 @@ def from_dict(values: Mapping[str, Any], where: str = "") -> TrainConfig:
 
 def load(path: str | os.PathLike[str]) -> TrainConfig:
     """A configuration from a JSON file. InputError if it can't be read."""
-    try:
-        values = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"{path}: can't be read ({error.strerror})") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: not JSON (line {error.lineno}: {error.msg})") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8; a number of thousands of digits; nested too deep
-        raise InputError(f"{path}: not JSON ({type(error).__name__})") from None
+    values = read_json(path)
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected one JSON object of options")
     return from_dict(values, str(path))

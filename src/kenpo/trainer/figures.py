@@ -23,6 +23,7 @@ def step_figures(step: int, collected: Collected, report: Report, correct_at: fl
         "no_verdict": {"sum": len(records) - len(judged), "count": len(records)},
         "verifier_error": _mean(records, lambda r: r["status"] == "error"),
         "verifier_timeout": _mean(records, lambda r: r["status"] == "timeout"),
+        "verifier_abstain": _mean(records, lambda r: r["status"] == "abstain"),
         "truncated": _mean(records, lambda r: r["truncated"]),
         "length": _mean(records, lambda r: r["tokens"]),
         "length_correct": _mean(right, lambda r: r["tokens"]),
@@ -37,6 +38,9 @@ def step_figures(step: int, collected: Collected, report: Report, correct_at: fl
             "trained": report.trained,
         },
     }
+    for name in sorted({n for r in records for n in r["parts"]}):
+        given = [r["parts"][name] for r in records if r["parts"].get(name) is not None]
+        figures[f"part/{name}"] = {"sum": math.fsum(given), "count": len(given)}
     sampler = collected.rollouts.logp_sampler
     if "entropy" not in report.sums and sampler is not None:
         mask = collected.rollouts.mask

@@ -97,8 +97,10 @@ def try_out(algorithm: Any, spec: str) -> None:
         return
     mask = torch.tensor([[False, True, True, True]] * 4)
     logp = torch.full(mask.shape, -1.0) - 0.1 * torch.arange(4)
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
     rollouts = kenpo.Rollouts(
-        mask=mask, group=torch.tensor([0, 0, 1, 1]), rewards=torch.tensor([1.0, 0.0, 1.0, 0.0]),
+        mask=mask, group=torch.tensor([0, 0, 1, 1]), rewards=rewards,
+        reward_parts=dict.fromkeys(getattr(algorithm.advantage, "parts", None) or ("part",), rewards),
         tokens=torch.arange(16).reshape(4, 4), prompt_id=torch.tensor([0, 0, 1, 1]), answer=torch.tensor([0, 1, 0, 1]),
         truncated=torch.zeros(4, dtype=torch.bool), logp_sampler=logp, logp_old=logp + 0.1, logp_ref=logp - 0.1,
     )  # fmt: skip

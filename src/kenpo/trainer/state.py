@@ -186,7 +186,10 @@ def load_state(checkpoint: Path) -> tuple[TrainerState, dict[str, Tensor], dict[
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    unusable = f"{checkpoint}: not a checkpoint that training can go on from"
+    whole = found(checkpoint.parent)
+    older = whole[: whole.index(checkpoint)] if checkpoint in whole else []
+    hint = f"; remove that folder and resume, which goes on from {older[-1].name}" if older else ""
+    unusable = f"{checkpoint}: not a checkpoint that training can go on from{hint}"
     try:
         record = json.loads((checkpoint / "trainer" / "state.json").read_text())
         tensors = load_file(str(checkpoint / "trainer" / "optimizer.safetensors"))
