@@ -1,5 +1,7 @@
 """Adapters: what is trained, what the reference is, what is saved; a head of higher precision."""
 
+import json
+
 import pytest
 import tiny
 import torch
@@ -144,6 +146,10 @@ def test_wrong_adapters_are_named(base, tmp_path):
     (tmp_path / "odd" / "adapter_config.json").write_text('{"peft_type": "PREFIX_TUNING"}')
     with pytest.raises(InputError, match="PREFIX_TUNING"):
         load_model(tmp_path / "odd")
+    for bias in ({"lora_bias": True}, {"bias": "lora_only"}):
+        (tmp_path / "odd" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **bias}))
+        with pytest.raises(InputError, match="biases of its own"):
+            load_model(tmp_path / "odd")
     (tmp_path / "odd" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with pytest.raises(InputError, match="names no base model"):
         load_model(tmp_path / "odd")

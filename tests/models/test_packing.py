@@ -158,3 +158,10 @@ def test_attention_is_chosen_by_name():
         load_model("bundled", attention="sdp")
     with pytest.raises(InputError, match="on a GPU in bfloat16"):
         load_model("bundled", attention="flash_attention_2")
+
+
+def test_the_proof_does_not_depend_on_autocast():
+    model, rollouts = tiny.llama(), batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = policy_terms(model, rollouts, temperature=1.0, packing="on").logp
+    assert torch.allclose(found, policy_terms(model, rollouts, temperature=1.0).logp, atol=0.2)

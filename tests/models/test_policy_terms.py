@@ -9,6 +9,7 @@ import torch
 from kenpo.errors import InputError, MissingFieldError
 from kenpo.models import policy
 from kenpo.models.head import find_head, pick_terms
+from kenpo.models.loading import context_length
 from kenpo.models.policy import policy_terms
 from kenpo.types import Rollouts
 
@@ -250,3 +251,48 @@ def test_wrong_input_is_named():
         policy_terms(model, rollouts([([5], [7, -1])]), temperature=1.0)
     with pytest.raises(InputError, match="outside the ids"):
         policy_terms(model, rollouts([([5], [7])], support_ids=torch.tensor([[[-1], [8]]])), temperature=1.0)
+
+
+def test_a_head_that_was_exchanged_is_found_again():
+    model, batch = tiny.gpt2(dtype=torch.float64), rollouts()
+    policy_terms(model, batch, temperature=1.0)
+    model.resize_token_embeddings(80, mean_resizing=False)
+    got = policy_terms(model, batch, temperature=1.0).logp
+    row, column = batch.mask.nonzero(as_tuple=True)
+    whole = model(batch.tokens.clamp_min(0)).logits.log_softmax(-1)
+    right = whole[row, column - 1].gather(-1, batch.tokens[row, column, None]).squeeze(-1)
+    assert torch.allclose(got[row, column], right)
+    got.sum().backward()
+    assert bool(model.lm_head.weight.grad.any())
+
+
+def test_a_reference_is_asked_without_dropout():
+    model, reference = tiny.gpt2(), tiny.gpt2(seed=1, attn_pdrop=0.5, resid_pdrop=0.5)
+    reference.train()
+    kl = [
+        policy_terms(
+            model, rollouts(), temperature=1.0, want=frozenset({"kl_ref"}), reference=reference
+        ).kl_ref.detach()
+        for _ in range(2)
+    ]
+    assert torch.equal(kl[0], kl[1])
+    assert not reference.training
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_reference_over_another_vocabulary_is_refused(many, monkeypatch):
+    monkeypatch.setattr("kenpo.models.head.FEW_LOGITS", 0 if many else 10**9)
+    with pytest.raises(InputError, match="reference's vocabulary has 80 entries, the model's 64"):
+        policy_terms(
+            tiny.llama(), rollouts(), temperature=1.0, want=frozenset({"kl_ref"}), reference=tiny.llama(vocab=80)
+        )
+
+
+def test_positions_that_change_the_whole_pass_are_out_of_reach():
+    """longrope: one long row would give the rows beside it other frequencies."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_theta": 1e4,
+            "original_max_position_embeddings": 6, "factor": 4.0}  # fmt: skip
+    model = tiny.phi3(rope_parameters=rope, original_max_position_embeddings=6)
+    assert context_length(model) == 6
+    with pytest.raises(InputError, match="context of 6"):
+        policy_terms(model, rollouts(), temperature=1.0)

@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 
+from kenpo.errors import InputError
 from kenpo.models import shared_prompt
 from kenpo.models.checkpointing import enable_checkpointing
 from kenpo.models.policy import policy_terms
@@ -165,6 +166,30 @@ def test_checkpointed_layers_give_the_same_gradient_and_share_nothing(make, monk
     assert forwards == []
     assert float((got[1] - plain[1]).norm() / plain[1].norm()) < 1e-12
     assert not any(m.training for m in model.modules())
+
+
+def test_checkpointed_layers_drop_nothing_of_their_own(monkeypatch):
+    model, rollouts = tiny.opt(dtype=torch.float64), batch()
+    plain = unshared(model, rollouts, monkeypatch)
+    enable_checkpointing(model)
+    got = unshared(model, rollouts, monkeypatch)
+    assert torch.allclose(got[0], plain[0], atol=1e-12)
+    assert float((got[1] - plain[1]).norm() / plain[1].norm()) < 1e-10
+
+
+def test_layers_that_compute_something_else_in_training_mode_are_refused():
+    model = tiny.llama()
+    layer = type(model.model.layers[0])
+    run = layer.forward
+
+    class Odd(layer):
+        def forward(self, hidden_states, *rest, **more):
+            return run(self, hidden_states * (2 if self.training else 1), *rest, **more)
+
+    model.model.layers[0].__class__ = Odd
+    with pytest.raises(InputError, match="something else in training mode"):
+        enable_checkpointing(model)
+    policy_terms(model, batch(), temperature=1.0).logp.sum().backward()
 
 
 def test_checkpointed_layers_share_prompts_without_gradient(forwards):

@@ -127,3 +127,22 @@ def test_autocast_makes_the_products_in_its_dtype():
 def test_chunks_are_sized_in_bytes():
     assert chunk_positions(151936, 2, "cpu") >= 2 * chunk_positions(151936, 4, "cpu") > 500
     assert chunk_positions(10**12, 4, "cpu") == 16
+
+
+def test_autocast_rounds_the_products_alone():
+    g = torch.Generator().manual_seed(0)
+    h, w = ((torch.randn(n, 32, generator=g) * s).bfloat16().float() for n, s in ((6, 3.0), (200, 1.0)))
+    seen = []
+
+    def gains_of(at, terms):
+        seen.append(terms.entropy.clone())
+        return Gains(entropy=torch.ones_like(terms.entropy))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        d = fused_linear_logprob(h, w, torch.arange(6), [6], gains_of, entropy=True)
+    leaf = h.clone().requires_grad_()
+    z = (leaf.bfloat16() @ w.bfloat16().T).float().log_softmax(-1)
+    right = -(z.exp() * z).sum(-1)
+    assert torch.allclose(seen[0], right, rtol=1e-4, atol=1e-4)
+    (want,) = torch.autograd.grad(right.sum(), leaf)
+    assert float((d - want).norm() / want.norm()) < 2e-2

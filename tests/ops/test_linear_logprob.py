@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from kenpo.errors import InputError
 from kenpo.ops.linear_logprob import Second, Transform, linear_logprob
 
 D = torch.float64
@@ -126,6 +127,55 @@ def test_autocast_uses_its_dtype_and_returns_gradients_in_the_parameters():
     assert w.grad.dtype == torch.float32
     exact = plain(hidden, weight, targets, None, Transform(), None)[0].detach()
     assert float((out.detach().double() - exact).abs().max()) < 0.2
+
+
+def test_autocast_rounds_the_products_alone():
+    """Entropy, divergence and their gradients are those of the rounded logits, not of rounded moments."""
+    g = torch.Generator().manual_seed(0)
+    h, w = torch.randn(6, 32, generator=g) * 3, torch.randn(200, 32, generator=g)
+    other = torch.randn(200, 32, generator=g)
+    h = h.bfloat16().float().requires_grad_()
+    w = w.bfloat16().float()
+    targets = torch.arange(6)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear_logprob(h, w, targets, entropy=True, second=Second(h.detach(), other))
+    z, y = ((x.bfloat16() @ v.bfloat16().T).float().log_softmax(-1) for x, v in ((h, w), (h.detach(), other)))
+    right = -(z.exp() * z).sum(-1), (z.exp() * (z - y)).sum(-1)
+    for got, want in zip((found.entropy, found.kl), right, strict=True):
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
+        ours, theirs = (torch.autograd.grad(x.sum(), h, retain_graph=True)[0] for x in (got, want))
+        assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
+
+
+def test_an_id_that_is_never_sampled():
+    hidden, weight, bias, targets, _, _ = inputs(n=8, v=50)
+    closed = bias.detach().clone()
+    closed[[3, 40]] = -torch.inf
+    targets = targets.clone()
+    targets[(targets == 3) | (targets == 40)] = 5
+    found = linear_logprob(hidden, weight, targets, bias=closed, entropy=True, tile=7)
+    z = (hidden @ weight.T + closed).log_softmax(-1)
+    assert torch.allclose(found.logp, z.gather(-1, targets[:, None])[:, 0])
+    finite = z.masked_fill(z.isinf(), 0.0)
+    assert torch.allclose(found.entropy, -(finite.exp() * finite).sum(-1), atol=1e-10)
+    assert all(bool(x.isfinite().all()) for x in torch.autograd.grad(found.entropy.sum(), [hidden, weight]))
+
+
+@pytest.mark.parametrize(("field", "id_"), [("targets", 50), ("targets", -1), ("ids", 50), ("ids", -2)])
+def test_ids_outside_the_vocabulary_are_named(field, id_):
+    hidden, weight, _, targets, ids, _ = inputs(n=8, v=50, bias=False)
+    given = {"targets": targets.clone(), "ids": ids.clone()}
+    given[field].view(-1)[2] = id_
+    with pytest.raises(InputError, match=rf"{field}: id {id_} is outside the vocabulary of 50"):
+        linear_logprob(hidden, weight, given["targets"], ids=given["ids"])
+
+
+def test_a_second_head_over_another_vocabulary_is_refused():
+    hidden, weight, _, targets, _, _ = inputs(n=8, v=50, bias=False)
+    for size in (49, 51, 26):
+        second = Second(hidden, weight.new_ones(size, weight.shape[1]))
+        with pytest.raises(InputError, match=f"{size} entries"):
+            linear_logprob(hidden, weight, targets, second=second, tile=25)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

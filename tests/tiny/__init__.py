@@ -54,6 +54,20 @@ def mistral(vocab=64, dtype=torch.float32, seed=0, **kw):
     return _llama_style("MistralForCausalLM", "MistralConfig", vocab, dtype, seed, **(shape | kw))
 
 
+def phi3(vocab=64, dtype=torch.float32, seed=0, **kw):
+    return _llama_style("Phi3ForCausalLM", "Phi3Config", vocab, dtype, seed, **kw)
+
+
+def opt(vocab=64, dtype=torch.float32, seed=0):
+    """Dropout that the layers call themselves, by their own mode."""
+    t = _transformers()
+    torch.manual_seed(seed)
+    config = t.OPTConfig(vocab_size=vocab, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
+                         max_position_embeddings=64, word_embed_proj_dim=32, dropout=0.5, bos_token_id=1,
+                         eos_token_id=2, pad_token_id=0, init_std=0.3)  # fmt: skip
+    return t.OPTForCausalLM(config).to(dtype).eval()
+
+
 def bloom(vocab=64, dtype=torch.float32, seed=0):
     """No position ids in its forward: positions come from the attention mask."""
     t = _transformers()

@@ -88,7 +88,8 @@ def test_paths_are_taken_as_text(tmp_path):
 
 @pytest.mark.parametrize(
     "bad",
-    [{"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"steps": 0}, {"group_size": 0}, {"lr": -1.0},
+    [{"temperature": 0.0}, {"lora_alpha": 0.0, "lora_rank": 4}, {"head_dtype": "float32", "dtype": "float64"},
+     {"top_p": 0.0}, {"top_p": 1.5}, {"steps": 0}, {"group_size": 0}, {"lr": -1.0},
      {"schedule": "x"}, {"dtype": "float16"}, {"betas": (0.9, 1.0)}, {"time_limit": 0.0}, {"minibatches": 0},
      {"lr": float("nan")}],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kenpo.errors import InputError
+from kenpo.models.head import module_inputs
 
 _enabled: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
@@ -29,10 +30,39 @@ def enable_checkpointing(model: Any) -> None:
             f"--gradient-checkpointing: {type(model).__name__} has no layers that transformers can checkpoint; "
             "leave the option out and lower --microbatch-tokens instead"
         )
+    plain = _probe(model)
     for layer in layers:
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = _checkpoint  # type: ignore[assignment]
+        for name, value in vars(layer).items():  # dropout of the layer itself; in eval mode it does nothing anyway
+            if "drop" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)
     _enabled[model] = layers
+    try:
+        same = all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(plain, _probe(model), strict=True))
+    except Exception as error:
+        raise _refusal(model, str(error).splitlines()[0][:160]) from None
+    if not same:
+        raise _refusal(model, "its layers compute something else in training mode")
+
+
+def _refusal(model: Any, why: str) -> InputError:
+    del _enabled[model]
+    return InputError(f"--gradient-checkpointing: {type(model).__name__} can't be checkpointed ({why}); leave it out")
+
+
+def _probe(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of a few tokens, and their sum's gradient in the first parameter that is trained."""
+    first = next((p for p in model.parameters() if p.requires_grad), None)
+    weight = model.get_input_embeddings().weight
+    ids = (torch.arange(1, 9, device=weight.device) * 7919 % int(weight.shape[0])).reshape(2, 4)
+    model.eval()
+    with torch.autocast(weight.device.type, enabled=False), checkpointed(model):
+        logits = model(**module_inputs(model, ids)).logits.float()
+    if first is None:
+        return logits.detach(), logits.detach()
+    (gradient,) = torch.autograd.grad(logits.square().mean(), first, allow_unused=True)
+    return logits.detach(), torch.zeros_like(first) if gradient is None else gradient
 
 
 def checkpointing(model: Any) -> bool:

@@ -72,6 +72,11 @@ class Reference(NamedTuple):
         """Its logits [N,V]."""
         return self.states if self.head is None else self.head.logits(self.states)
 
+    @property
+    def width(self) -> int:
+        """Entries of its vocabulary."""
+        return int(self.states.shape[-1] if self.head is None else self.head.module.weight.shape[0])
+
 
 def head_terms(
     hidden: Tensor,
@@ -92,6 +97,11 @@ def head_terms(
     linear = head.linear()
     second = None if reference is None or reference.head is None else reference.head.linear()
     few = len(hidden) * head.module.weight.shape[0] <= FEW_LOGITS
+    if reference is not None and reference.width != head.module.weight.shape[0]:
+        raise InputError(
+            f"kl_ref: the reference's vocabulary has {reference.width} entries, the model's "
+            f"{head.module.weight.shape[0]}; a KL needs the same one"
+        )
     if linear is None or few or support is not None or (reference is not None and second is None):
         other = None if reference is None else reference.logits
         return pick_terms(head.logits(hidden), targets, temperature, want, support, topk, other)
@@ -197,8 +207,7 @@ def accepted_arguments(module: Any) -> frozenset[str]:
 
     Where it takes any keyword, ``use_cache`` counts as accepted: some families read it from there only.
     """
-    inner = module.get_base_model() if hasattr(module, "get_base_model") else module
-    parameters = inspect.signature(inner.forward).parameters
+    parameters = inspect.signature(_base(module).forward).parameters
     anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     return frozenset(parameters) | ({"use_cache"} if anything else frozenset())
 
@@ -207,15 +216,25 @@ _heads: weakref.WeakKeyDictionary[Any, list[Head | None]] = weakref.WeakKeyDicti
 
 
 def find_head(model: Any) -> Head | None:
-    """The model's decoder and head, or None where they don't reproduce its own logits. Proven once per model."""
-    if model not in _heads:
+    """The model's decoder and head, or None where they don't reproduce its own logits. Proven once per model and head.
+
+    The proof runs outside autocast, whose cache would keep weights cast without a graph.
+    """
+    known = _heads.get(model)
+    if known is None or (known[0] is not None and known[0].module is not _base(model).get_output_embeddings()):
         candidate = _candidate(model)
-        _heads[model] = [candidate if candidate is not None and _proven(model, candidate) else None]
-    return _heads[model][0]
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            known = [candidate if candidate is not None and _proven(model, candidate) else None]
+        _heads[model] = known
+    return known[0]
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _candidate(model: Any) -> Head | None:
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = _base(model)
     decoder, module = inner.base_model, inner.get_output_embeddings()
     if module is None or decoder is inner:
         return None

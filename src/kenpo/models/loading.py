@@ -269,8 +269,18 @@ def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def context_length(model: Any) -> int | None:
-    """The most tokens (prompt and response together) that the model takes, or None where it names no limit."""
+    """The most tokens (prompt and response together) that the model takes, or None where it names no limit.
+
+    Of a model with longrope positions only what it was first trained on: beyond that the whole forward pass changes to
+    other frequencies, so that a sample's log-probs would depend on the rows beside it.
+    """
     config = _text_config(model.config)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type", rope.get("type")) == "longrope":
+        usual = getattr(config, "original_max_position_embeddings", None)
+        first = rope.get("original_max_position_embeddings", usual)
+        if first:
+            return int(first)
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:

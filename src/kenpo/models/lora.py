@@ -61,6 +61,8 @@ def base_of(folder: Path) -> str:
         raise InputError(f"{folder}: {_CONFIG} can't be read ({error})") from None
     if config.get("peft_type") != "LORA" or config.get("use_dora"):
         raise InputError(f"{folder}: only plain LoRA adapters can be opened, this is {config.get('peft_type')}")
+    if config.get("lora_bias") or config.get("bias", "none") != "none":
+        raise InputError(f"{folder}: an adapter with biases of its own; only weights can be merged and compared")
     base = config.get("base_model_name_or_path")
     if not base:
         raise InputError(f"{folder}: {_CONFIG} names no base model; put its path at base_model_name_or_path")

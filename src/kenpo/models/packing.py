@@ -51,14 +51,16 @@ def why_padded(model: Any, module: Any, packing: str) -> str | None:
     return reason
 
 
-_reasons: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+_reasons: weakref.WeakKeyDictionary[Any, dict[str, str | None]] = weakref.WeakKeyDictionary()  # by attention
 
 
 def reason_against(model: Any, module: Any) -> str | None:
-    """Why the model's rows can't be packed, or None. Proven once per model against a plain forward pass."""
-    if model not in _reasons:
-        _reasons[model] = _fault(module)
-    return _reasons[model]
+    """Why the model's rows can't be packed, or None. Proven once per model and attention, outside autocast."""
+    known, attention = _reasons.setdefault(model, {}), attention_of(model)
+    if attention not in known:
+        with torch.autocast(next(module.parameters()).device.type, enabled=False):
+            known[attention] = _fault(module)
+    return known[attention]
 
 
 def _fault(module: Any) -> str | None:

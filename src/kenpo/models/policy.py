@@ -97,6 +97,8 @@ def forward(
     topk = rollouts.topk_ids.to(states.device)[where] if "topk_logp" in want else None  # type: ignore[union-attr]
     other = None
     if "kl_ref" in want:
+        if getattr(reference, "training", False):
+            reference.eval()
         with torch.no_grad():
             other = Reference(*_hidden_of(reference, rows, packing))
     return Forward(rows, states, head, support, topk, other)
@@ -155,8 +157,9 @@ def _compact(rollouts: Rollouts, device: torch.device, context: int | None, voca
     width = int(source.max()) + 1  # inputs after the last prediction are never read
     if context is not None and width > context:
         raise InputError(f"tokens: a row of {width} tokens exceeds the model's context of {context}")
-    if int(tokens.max()) >= vocabulary:
-        raise InputError(f"tokens: id {int(tokens.max())} is outside the model's vocabulary of {vocabulary}")
+    for name, ids in (("tokens", tokens), ("topk_ids", rollouts.topk_ids)):
+        if ids is not None and ids.numel() and int(ids.max()) >= vocabulary:
+            raise InputError(f"{name}: id {int(ids.max())} is outside the model's vocabulary of {vocabulary}")
     index = kept.cumsum(0) - 1
     ids = tokens.new_zeros((int(kept.sum()), width))
     used_row, used_column = (present & kept[:, None] & (place < width)).nonzero(as_tuple=True)

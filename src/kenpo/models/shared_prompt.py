@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kenpo.models.checkpointing import checkpointing
 from kenpo.models.head import accepted_arguments, module_inputs
+from kenpo.models.packing import attention_of
 
 # When it pays, measured forward and backward on a CPU, hidden sizes 192 to 384, groups of 2 to 8, prompts of one length
 # and of many: sharing that saves 9 % of a group's tokens took 0.93 to 0.95 of the time, 17 % 0.76 to 0.90, 24 % 0.69 to
@@ -123,16 +124,19 @@ def _hand_out(cache: Any, owner: Tensor, prompts: int) -> None:
 
 # -- whether a model can ------------------------------------------------------------------------------------------
 
-_reasons: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+_reasons: weakref.WeakKeyDictionary[Any, dict[str, str | None]] = weakref.WeakKeyDictionary()  # by attention
 
 
 def reason_against(model: Any, module: Any) -> str | None:
-    """Why the model's prompts can't be shared in training, or None. Proven once per model against a plain forward."""
+    """Why the model's prompts can't be shared in training, or None. Proven once per model and attention, outside
+    autocast, against a plain forward."""
     if checkpointing(model):
         return "gradient checkpointing runs layers twice, which would fill a cache twice"
-    if model not in _reasons:
-        _reasons[model] = _fault(module)
-    return _reasons[model]
+    known, attention = _reasons.setdefault(model, {}), attention_of(model)
+    if attention not in known:
+        with torch.autocast(next(module.parameters()).device.type, enabled=False):
+            known[attention] = _fault(module)
+    return known[attention]
 
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()

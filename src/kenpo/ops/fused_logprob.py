@@ -21,6 +21,8 @@ from kenpo.ops.linear_logprob import (
     Terms,
     Transform,
     add_product,
+    check_ids,
+    finite_bias,
     product_dtype,
     taken,
     tiles,
@@ -80,7 +82,28 @@ def fused_linear_logprob(
     """
     transform = transform or Transform()
     hidden, weight, bias = product_dtype(hidden, weight, bias)
-    targets_and_ids = together(targets, ids)
+    check_ids(targets, ids, len(weight))
+    wanted = together(targets, ids)
+    with torch.autocast(hidden.device.type, enabled=False):  # the products have their dtype; statistics keep theirs
+        return _walk(
+            hidden, weight, finite_bias(bias), wanted, ids, sizes, gains_of, transform, entropy, d_weight, d_bias, tile
+        )
+
+
+def _walk(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets_and_ids: Tensor,
+    ids: Tensor | None,
+    sizes: Sequence[int],
+    gains_of: Callable[[slice, Terms], Gains],
+    transform: Transform,
+    entropy: bool,
+    d_weight: Tensor | None,
+    d_bias: Tensor | None,
+    tile: int | None,
+) -> Tensor:
     low = hidden.dtype not in (torch.float32, torch.float64)
     like = hidden.new_empty((0,), dtype=torch.float32 if low else hidden.dtype)
     longest = max(sizes, default=0)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kenpo.errors import InputError
+
 #: Bytes of one tile of logits in float32; a tile and its derivative are held together.
 TILE_BYTES = 128 * 2**20
 
@@ -101,11 +103,24 @@ def linear_logprob(
     """
     transform = transform or Transform()
     hidden, weight, bias = product_dtype(hidden, weight, bias)
+    bias = finite_bias(bias)
+    check_ids(targets, ids, len(weight))
     if second is not None:
+        if len(second.weight) != len(weight):
+            raise InputError(f"a second head over {len(second.weight)} entries, the first has {len(weight)}: no KL")
         h, w, b = product_dtype(second.hidden.detach(), second.weight.detach(), second.bias)
         second = second._replace(hidden=h, weight=w, bias=None if b is None else b.detach())
     tile = tile or default_tile(len(hidden))
-    return Terms(*_LinearLogprob.apply(hidden, weight, bias, targets, ids, transform, entropy, second, tile))
+    with torch.autocast(hidden.device.type, enabled=False):  # the products have their dtype; statistics keep theirs
+        return Terms(*_LinearLogprob.apply(hidden, weight, bias, targets, ids, transform, entropy, second, tile))
+
+
+def check_ids(targets: Tensor, ids: Tensor | None, vocabulary: int) -> None:
+    """InputError for a target outside the vocabulary, or an id that is neither in it nor −1."""
+    for name, x, least in (("targets", targets, 0), ("ids", ids, -1)):
+        if x is not None and x.numel() and not least <= int(x.min()) <= int(x.max()) < vocabulary:
+            worst = int(x.min()) if int(x.min()) < least else int(x.max())
+            raise InputError(f"{name}: id {worst} is outside the vocabulary of {vocabulary}")
 
 
 def product_dtype(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -130,6 +145,13 @@ def _raw(hidden: Tensor, weight: Tensor, bias: Tensor | None, at: slice) -> Tens
     """[N, tile] outputs of the head, before the transform."""
     z = hidden @ weight[at].T
     return z if bias is None else z.add_(bias[at])
+
+
+def finite_bias(bias: Tensor | None) -> Tensor | None:
+    """`bias` with −inf (an id that is never sampled) as the lowest number that a product with 0 leaves 0."""
+    if bias is None or not bool(bias.isneginf().any()):
+        return bias
+    return bias.clamp(min=-1e30 if bias.dtype != torch.float16 else -6e4)
 
 
 class Statistics(NamedTuple):

@@ -139,7 +139,7 @@ class TrainConfig:
     lr: float | None = None
     """Learning rate (recipe 1e-4, else 1e-6)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up; linear and cosine end at 0."""
+    """Course of the learning rate after the warm-up; linear and cosine go towards 0."""
     warmup: int | None = None
     """Steps of linear warm-up (recipe 10, else 0)."""
     weight_decay: float = 0.0
@@ -286,6 +286,10 @@ def check(config: TrainConfig) -> None:
         if getattr(config, name) not in allowed:
             raise unknown_name(name, str(getattr(config, name)), allowed)
 
+    if config.head_dtype == "float32" and config.dtype == "float64":
+        raise InputError("--head-dtype float32: the model is float64 already; leave it out")
+    if config.lora_alpha == 0:
+        raise InputError("--lora-alpha 0: the adapter would change nothing and get no gradient; give a number above 0")
     if not config.lora_rank and (config.lora_alpha is not None or config.lora_targets):
         raise InputError("--lora-alpha and --lora-targets shape a new adapter: give its --lora-rank too")
 

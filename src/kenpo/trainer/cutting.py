@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -45,6 +46,12 @@ def units(rollouts: Rollouts, rows: Iterable[int], budget: int, share: bool) -> 
         prompt = prompts[family[0]]
         width = lengths[family[0]] - prompt
         at_most = max(1, (budget - prompt) // max(1, width))
+        if at_most == 1 and shared_prompt.saved(prompt, [lengths[r] for r in family]):
+            warnings.warn(
+                f"--microbatch-tokens {budget} holds no two samples with their prompt, which then runs once for each: "
+                "exact but slower",
+                stacklevel=2,
+            )
         pieces = -(-len(family) // at_most)
         size = -(-len(family) // pieces)
         for part in (family[i : i + size] for i in range(0, len(family), size)):

@@ -107,7 +107,7 @@ class Ranks:
         dist.all_reduce(whole, op=dist.ReduceOp.SUM)
         return whole.to(values.device)
 
-    def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def add_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Add every parameter's gradient over the ranks, in place. The only place where gradients meet."""
         if self.size == 1:
             return

@@ -58,14 +58,22 @@ class Optimizer:
         self.inner = _make(config.optimizer, [g for g in groups if g["params"]], config.betas)
         self._moved = moved
 
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """The model's trainable parameters, in a fixed order."""
-        return list(self.named.values())
+    def parameters(self) -> list[Tensor]:
+        """What is updated, and holds the gradients that `collect` gathered, in a fixed order."""
+        return list(self._moved.values())
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
-        for p in self.named.values():
+        for p in (*self.named.values(), *self.masters.values()):
             p.grad = None
+
+    def collect(self) -> None:
+        """Move the gradients of low-precision parameters into their masters' float32 ones, after every microbatch: a
+        sum in bf16 would depend on how the minibatch was cut."""
+        for name, master in self.masters.items():
+            found, self.named[name].grad = self.named[name].grad, None
+            if found is not None:
+                master.grad = found.float() if master.grad is None else master.grad.add_(found)
 
     def step(self, lr: float) -> float:
         """Clip the gradient, take one step at rate `lr`; returns the gradient's norm before clipping.
@@ -73,12 +81,11 @@ class Optimizer:
         A parameter without gradient is treated as having gradient 0. Raises `RunError`, leaving the parameters as they
         are, if the norm is not finite.
         """
-        for name, p in self.named.items():
+        self.collect()
+        moved = self.parameters()
+        for p in moved:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-            if name in self.masters:
-                self.masters[name].grad = p.grad.float()
-        moved = list(self._moved.values())
         norm = torch.nn.utils.get_total_norm([p.grad for p in moved if p.grad is not None])
         if not bool(torch.isfinite(norm)):
             raise RunError(

@@ -146,6 +146,15 @@ class ModelFacts:
         )  # fmt: skip
 
 
+#: Bytes of one moment, where it is not held in the parameter's own precision.
+MOMENT_BYTES = {
+    "torchao_adamw_8bit": 1.0,
+    "torchao_adamw_4bit": 0.5,
+    "bnb_adamw_8bit": 1.0,
+    "bnb_paged_adamw_8bit": 1.0,
+}
+
+
 def head_path(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts) -> str:
     """How log-probs and their gradients come about, and why."""
     if facts.chunk is None:
@@ -157,6 +166,8 @@ def head_path(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelF
     fused = f"fused, {facts.chunk:,} positions at a time"
     if passes.two_phase:
         return f"{fused}, in the second phase: four matrix products in all"
+    if "kl_ref" in algorithm.needs:
+        return "a tile of the vocabulary at a time, made again in the backward pass: four matrix products (kl_ref)"
     coupled = couples_tokens(algorithm, not passes.old)
     if coupled:
         return f"{fused}: three matrix products, four for longer responses ({coupled} couples their tokens)"
@@ -186,8 +197,8 @@ def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> d
     samples = config.prompts * config.group_size
     return {
         "weights": n * each,
-        "gradients": moved * each,
-        "optimizer": 2 * moved * full + master,
+        "gradients": moved * each + master,
+        "optimizer": round(MOMENT_BYTES.get(config.optimizer, full) * 2 * moved) + master,
         "reference": n * each if passes.reference and not adapted else 0,
         "key-value cache while sampling": 2 * facts.layers * facts.kv_width * each * samples * config.max_tokens,
         "activations of a microbatch": rows

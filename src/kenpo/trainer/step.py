@@ -184,6 +184,7 @@ class Updater:
         else:
             want, divisible = self.want, couples_tokens(self.algorithm, rollouts.logp_old is None) is None
         policy_backward(self.model, rollouts, shares, want=want, divisible=divisible, **self.how)
+        self.optimizer.collect()
 
     def _meet(self, report: Report, mine: _Figures) -> None:
         """Add this minibatch's figures over the ranks into `report`."""
