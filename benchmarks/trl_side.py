@@ -44,17 +44,24 @@ def main() -> None:
         torch.set_num_threads(setup["threads"])
 
     class Gate(TrainerCallback):
-        """Waits for the parent before a step, reports after it."""
+        """Waits for the parent before a step; reports it once the next one begins, so that its logs are timed too."""
+
+        began: float | None = None
+
+        def report(self) -> None:
+            if self.began is not None:
+                say({"seconds": time.perf_counter() - self.began, "cpu": time.process_time() - self.cpu})
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.report()
             if setup["gated"]:
                 say("ready")
                 sys.stdin.readline()
             gc.collect()
             self.began, self.cpu = time.perf_counter(), time.process_time()
 
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            say({"seconds": time.perf_counter() - self.began, "cpu": time.process_time() - self.cpu})
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            self.report()
 
     samples = setup["prompts"] * setup["group_size"]
     model = AutoModelForCausalLM.from_pretrained(setup["model"], dtype=torch.float32)

@@ -10,7 +10,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
+import kenpo
 from kenpo import cli
 
 ROOT = Path(__file__).parents[1]
@@ -99,10 +101,6 @@ def test_the_algorithm_guide_runs(block, tmp_path, monkeypatch):
     if not named:
         exec(compile(block, "own-algorithm.md", "exec"), {"__name__": "guide"})
         return
-    import torch
-
-    import kenpo
-
     Path(named[1]).write_text(block, encoding="utf-8")
     (value,) = re.findall(r"^([A-Z]+) = ", block, flags=re.M)
     algorithm = kenpo.load(f"{named[1]}:{value}")
@@ -114,10 +112,24 @@ def test_the_algorithm_guide_runs(block, tmp_path, monkeypatch):
     assert result.coefficients.abs().sum() > 0
 
 
+def judges_parts(algorithm):
+    """The outcome, the parts' sum, is the same for both; the parts are not."""
+    parts = {"right": torch.tensor([1.0, 0.0]), "short": torch.tensor([0.0, 1.0])}
+    rollouts = kenpo.Rollouts(
+        mask=torch.tensor([[0, 1], [0, 1]]), group=torch.tensor([0, 0]), rewards=torch.ones(2), reward_parts=parts
+    )
+    result = kenpo.evaluate(algorithm, rollouts, kenpo.Policy(logp=torch.full((2, 2), -1.0)))
+    assert result.advantages[:, 1].sign().tolist() == [1.0, -1.0]
+
+
 @pytest.mark.parametrize("block", code(ROOT / "docs/guides/own-verifier.md", "python"), ids=lambda b: b.splitlines()[0])
 def test_the_verifier_guide_runs(block, tmp_path):
     from kenpo.experience.verifiers import Sample, load_verifier
 
+    if block.startswith("# parts.py"):
+        (tmp_path / "parts.py").write_text(block, encoding="utf-8")
+        judges_parts(kenpo.load(f"{tmp_path}/parts.py:PARTS"))
+        return
     (tmp_path / "reward.py").write_text(block, encoding="utf-8")
     with load_verifier(f"{tmp_path}/reward.py:score", workers=1) as verifier:
         right, wrong = verifier.score([Sample(completion="it is 42", answer=42), Sample(completion="no", answer=42)])

@@ -64,4 +64,4 @@ def test_ancestry():
     assert parent("grpo") is None
     assert parent("luspo") == "gspo"
     assert parent("dhpo-plain") == "dhpo"
-    assert family("trm") == ["trm", "trm-both", "trm-exact"]
+    assert family("trm") == ["trm", "trm-both", "trm-kept", "trm-exact"]

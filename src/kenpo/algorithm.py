@@ -134,11 +134,11 @@ class Algorithm:
         """
         return apply_settings(self, settings, tuple_slots=TUPLE_SLOTS)
 
-    def adding(self, name: str) -> Algorithm:
-        """A copy with one more weight, shaping, selection or regularizer, by its snake-case class name."""
+    def adding(self, name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
+        """A copy with one more weight, shaping, selection or regularizer; see `kenpo.stages.addable`."""
         from kenpo.stages import addable
 
-        slot, stage = addable(name)
+        slot, stage = addable(name, settings)
         return self.but(**{slot: (*getattr(self, slot), stage)})
 
     def settings(self) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,18 @@ def policy_from(raw: Any) -> Policy:
     return Policy(**fields)
 
 
+def _no_misspelling(found: Iterable[str], names: Sequence[str]) -> None:
+    """`UnknownNameError` for a key that is almost one that is read; others are the writer's own notes."""
+    for name in found:
+        if name not in names and difflib.get_close_matches(name, names, n=1, cutoff=0.75):
+            raise unknown_name("key", name, names)
+
+
 def run_case(a: Algorithm, case: Any) -> Result:
     """Evaluate `a` on one case object of a CASE file."""
     if not isinstance(case, dict) or not {"rollouts", "policy"} <= case.keys():
         raise InputError("expected an object with 'rollouts' and 'policy'")
+    _no_misspelling(case, ("rollouts", "policy"))
     return evaluate(a, rollouts_from(case["rollouts"]), policy_from(case["policy"]))
 
 
@@ -108,6 +117,10 @@ def run_file(path: str | Path) -> dict[str, Any]:
     document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get("algorithm"), str):
         raise InputError(f"{path}: expected an object with 'algorithm' (a name) and 'cases' (a list)")
+    try:
+        _no_misspelling(document, ("algorithm", "settings", "with", "cases"))
+    except InputError as error:
+        raise type(error)(f"{path}: {error}") from None
     cases, settings = document.get("cases"), document.get("settings", {})
     if not isinstance(cases, list) or not cases:
         raise InputError(f"{path}: 'cases' must be a list with at least one case")

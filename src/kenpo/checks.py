@@ -26,6 +26,7 @@ def check_combination(a: Algorithm) -> None:
             f"{a.name}: {snake(a.surrogate)} takes no ratio, but the ratio slot holds {snake(a.ratio)}"
         )
     check_what_is_judged(a)
+    check_ratios(a)
     corrections = [s for s in a.weights if s.is_correction]
     anchor = getattr(a.ratio, "anchor", None)
     if corrections and a.ratio is not None and "logp_sampler" in a.ratio.needs:  # also in a nested ratio
@@ -40,6 +41,27 @@ def check_combination(a: Algorithm) -> None:
                 f"{a.name}: {snake(stage)} corrects π_{proximal}/μ while the ratio is anchored at {anchor!r}: their "
                 "product is no ratio of π_θ to μ; give both the same anchor"
             )
+
+
+def check_ratios(a: Algorithm) -> None:
+    """Refuse weights and surrogates that would multiply one ratio by another, or bound a ratio of another anchor."""
+    carrying = [s for s in a.weights if s.carries_correction]
+    if len(carrying) > 1:
+        raise IllegalCombinationError(
+            f"{a.name}: {' and '.join(map(snake, carrying))} both weigh by π_old/μ: the mismatch would be counted "
+            "twice; keep one (a mask of 0 and 1, such as binary_kl_mask, may stand beside it)"
+        )
+    for stage in a.weights:
+        if stage.is_ratio and a.ratio is not None:
+            raise IllegalCombinationError(
+                f"{a.name}: {snake(stage)} is a ratio of π_θ itself, beside {snake(a.ratio)}: they would be "
+                "multiplied; leave the ratio slot empty (None)"
+            )
+    wanted, anchor = a.surrogate.ratio_anchor, getattr(a.ratio, "anchor", None)
+    if wanted is not None and anchor != wanted:
+        raise IllegalCombinationError(
+            f"{a.name}: {snake(a.surrogate)} bounds a ratio anchored at {wanted!r}, the ratio is anchored at {anchor!r}"
+        )
 
 
 def check_what_is_judged(a: Algorithm) -> None:

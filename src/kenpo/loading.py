@@ -49,8 +49,13 @@ def _from_file(path: Path):
 
 
 def resolve(spec: str, settings: Mapping[str, Any] | None = None, adding: Iterable[str] = ()) -> Algorithm:
-    """An algorithm by name or file, with stages added (`adding`, snake-case names) and then settings applied."""
-    a = load(spec) if ":" in spec else get(spec)
+    """An algorithm by name or file: slots emptied, then stages added (`adding`, snake-case names), then numbers set.
+
+    A slot that is emptied and filled again in one call holds the added stages alone.
+    """
+    a, settings = load(spec) if ":" in spec else get(spec), dict(settings or {})
+    emptied = {k: settings.pop(k) for k in list(settings) if "." not in k}
+    a = a.with_settings(emptied) if emptied else a
     for name in adding:
-        a = a.adding(name)
+        a = a.adding(name, settings)
     return a.with_settings(settings) if settings else a

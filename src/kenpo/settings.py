@@ -51,7 +51,13 @@ def _changed(stage: Stage, prefix: str, settings: Mapping[str, Any]) -> Stage:
             changes[f.name] = settings[key]
         elif isinstance(value, Stage) and (new := _changed(value, key, settings)) is not value:
             changes[f.name] = new
-    return dataclasses.replace(stage, **changes) if changes else stage
+    if not changes:
+        return stage
+    try:
+        return dataclasses.replace(stage, **changes)
+    except InputError as error:
+        keys = ", ".join(f"{prefix}.{n}" for n in changes)
+        raise InputError(f"setting {keys}: {error}") from None
 
 
 def apply_settings(a: Algorithm, settings: Mapping[str, Any], *, tuple_slots: Iterable[str]) -> Algorithm:
@@ -94,6 +100,8 @@ def differences(a: Algorithm, b: Algorithm) -> dict[str, tuple[Any, Any]]:
             found.update(_stage_differences(x, y, key))
         else:
             found[key] = (x, y)
+    if a.updates != b.updates:
+        found["updates"] = (a.updates, b.updates)
     return found
 
 

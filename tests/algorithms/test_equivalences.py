@@ -305,7 +305,7 @@ def test_the_shifted_form_on_positive_advantages():
         (lambda: stages.ChiSquareClip(floor=2.0), "floor ≤ 1 ≤ cap"),
         (lambda: stages.ShapedProbability(gamma=0.0), "gamma must be positive"),
         (lambda: stages.RouterShift(floor=2.0), "floor must be in"),
-        (lambda: get("pmpo", ratio__p="half"), "not of type"),
+        (lambda: get("pmpo", ratio__p="half"), "'half' is not a number or 'ess'"),
     ],
 )
 def test_numbers_without_a_meaning_are_refused(make, message):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from laws.build import cut, same, shuffled, tensors
 from reference.cases import make_case
+from reference.variants import m2po_brief
 
 import kenpo
 from kenpo import metrics
@@ -17,6 +18,7 @@ from kenpo.errors import IllegalCombinationError, InputError, LongResponseWarnin
 from kenpo.ops import divergences, trust
 from kenpo.stages import (
     BinaryKLMask,
+    CentredClip,
     DivergenceMask,
     GroupMass,
     MaskedIS,
@@ -116,10 +118,66 @@ def test_numbers_that_make_no_sense_are_refused(make, says):
         make()
 
 
-@pytest.mark.parametrize("name", ["off_policy_sequences", "group_mass", "rejection"])
-def test_what_has_no_default_must_be_given(name):
-    with pytest.raises(InputError, match="without a default"):
-        kenpo.get("grpo").adding(name)
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("off_policy_sequences", "delta", 0.5),
+        ("group_mass", "cap", 2.0),
+        ("rejection", "rules", [{"statistic": "seq_max_k2", "upper": 0.5}]),
+    ],
+)
+def test_what_has_no_default_must_be_given(name, field, value):
+    key = f"weights.{name}.{field}"
+    base = kenpo.get("rloo")
+    with pytest.raises(InputError, match=rf"{name} has no default for {key}"):
+        base.adding(name)
+    made = kenpo.resolve("rloo", {key: value, "aggregate.over": "kept"}, [name])
+    assert made.settings()[key] == (made.weights[0].rules if name == "rejection" else value)
+    assert made.aggregate.over == "kept"
+
+
+def test_a_slot_may_be_emptied_and_filled_in_one_call():
+    made = kenpo.resolve("grpo", {"regularizers": [], "regularizers.kl_to_reference.beta": 0.5}, ["kl_to_reference"])
+    assert [type(r).__name__ for r in made.regularizers] == ["KLToReference"]
+    assert made.regularizers[0].beta == 0.5
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: kenpo.get("mis").adding("truncated_is"), "both weigh by π_old/μ"),
+        (lambda: kenpo.get("tis").adding("masked_is"), "both weigh by π_old/μ"),
+        (lambda: kenpo.get("grpo").but(weights=(GroupMass(cap=2.0),)), "is a ratio of π_θ itself"),
+        (lambda: kenpo.get("grpo").but(surrogate=CentredClip()), "anchored at 'sampler'"),
+        (lambda: kenpo.get("off_policy_grpo").with_settings({"ratio.anchor": "old"}), "anchored at 'sampler'"),
+    ],
+)
+def test_ratios_are_not_multiplied_by_accident(make, says):
+    with pytest.raises(IllegalCombinationError, match=says):
+        make()
+
+
+def test_a_mask_may_stand_beside_a_correction():
+    kenpo.get("mis").adding("binary_kl_mask")
+    kenpo.get("tis").adding("correction_moment")
+    with pytest.raises(IllegalCombinationError, match="both weigh"):
+        kenpo.get("tis").but(weights=(TruncatedIS(), BinaryKLMask(keep_rho=True)))
+
+
+@pytest.mark.parametrize("budget", [0.7, 1.0, 1.04, 1.5, 3.0])
+def test_only_outward_tokens_are_masked_by_their_weight(budget):
+    """The brief's M2PO, restricted: against the plain-Python form."""
+    a = kenpo.get("m2po-brief").with_settings({"weights.weight_moment.outward": True,
+                                               "weights.weight_moment.budget": budget})  # fmt: skip
+    dropped = 0
+    for seed in range(20):
+        case = make_case(seed, gap=("usual", "extreme")[seed % 2])
+        _, coefficients, _, weights = m2po_brief(case, budget=budget, only_outward=True)
+        result = kenpo.evaluate(a, *tensors(case))
+        assert torch.equal(result.weights, torch.tensor(weights, dtype=torch.float64))
+        assert torch.allclose(result.coefficients, torch.tensor(coefficients, dtype=torch.float64), atol=1e-12)
+        dropped += int((result.weights == 0).sum())
+    assert dropped
 
 
 def test_settings_reach_every_knob():

@@ -203,7 +203,7 @@ def sspo(case, tau_pos=1.0, tau_neg=1.05, eps=1e-6):
     return batch.result(-sum(J) / max(batch.N, 1), A)
 
 
-def cispo(case, floor=None, cap=5.0, eps=1e-6):
+def cispo(case, floor=None, cap=5.0, average=token_mean, eps=1e-6):
     """CISPO, arXiv 2506.13585: J = sum_it sg[clip(r, floor, cap)] A log pi_theta / sum_i n_i. Bounds are absolute; no
     floor. The paper gives no cap: 5 is ours. The value isn't a metric, it depends on absolute log-probs."""
     batch = Batch(case)
@@ -213,7 +213,7 @@ def cispo(case, floor=None, cap=5.0, eps=1e-6):
         [clamp(stop(r), low, cap) * a * lp for r, lp in zip(y.ratios(), y.logp, strict=True)]
         for y, a in zip(batch, A, strict=True)
     ]
-    return batch.result(-token_mean(batch, J), A)
+    return batch.result(-average(batch, J), A)
 
 
 def entropy_mix(H: list[float]) -> list[float]:

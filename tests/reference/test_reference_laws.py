@@ -23,7 +23,7 @@ ALL = REFERENCES | {
 NAMES = sorted(ALL)
 # A weight that reads pi_theta is a constant under the gradient, so differences of the value don't give the slope.
 DETACHED = {"cispo", "m2po-code", "minpro", "minpro-brief", "mini_rl", "gspo_token", "dhpo", "gppo", "pmpo"}
-DETACHED |= {"gmc_grpo", "reco", "dhpo-entropy", "gppo-dual", "mini_rl-old", "cispo-floor", "cispo-mask"}
+DETACHED |= {"gmc_grpo", "reco", "dhpo-entropy", "gppo-dual", "mini_rl-old", "cispo-floor", "cispo-mask", "cispo-brief"}
 
 
 def reference(name, case, **more):

@@ -110,9 +110,10 @@ def k3_of(x: float) -> float:
     return math.exp(x) - 1 - x
 
 
-def trm(case, max=0.05, mean=None, eps=1e-6):
+def trm(case, max=0.05, mean=None, over="all", eps=1e-6):
     """TRM, arXiv 2512.23075: J = (1/N) sum_i M_i A_i sum_t r_it. A response is dropped whole when its largest k2
-    exceeds `max`, or (if given) its mean k3 exceeds `mean`; dropped ones stay in N. Our reading: sampled estimators."""
+    exceeds `max`, or (if given) its mean k3 exceeds `mean`; dropped ones stay in N, or leave it (`over="kept"`, as do
+    responses without a trained token). Our reading: sampled estimators."""
     batch = Batch(case)
     A = batch.by_group(batch.rewards, z_score(eps))
     M = []
@@ -123,6 +124,9 @@ def trm(case, max=0.05, mean=None, eps=1e-6):
             and (mean is None or math.fsum(k3_of(v) for v in x) / y.n <= mean)
         )
         M.append([float(keep)] * y.n)
+    if over == "kept":
+        kept = sum(1 for row in M if any(row))
+        return _masked_policy_gradient(batch, A, M, lambda _, J: sum(map(sum, J)) / kept if kept else 0.0)
     return _masked_policy_gradient(batch, A, M, sequence_sum)
 
 

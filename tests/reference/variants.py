@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from .batch import Batch, centred, clipped, group_token_mean, mean, sequence_sum, token_mean, z_score
+from .batch import Batch, centred, clipped, group_token_mean, mean, sequence_mean, sequence_sum, token_mean, z_score
 from .grpo_family import cispo, dapo, dhpo, gmpo, pmpo
 from .mismatch import corrections, mis, preserving_clip, tis, weighted_clip
 from .mixed_policy import compatibility_weight
@@ -74,6 +74,23 @@ def moment_mask(values: list[list[float]], over) -> list[list[float]]:
     return [[float(v <= cut) for v in row] for row in values]
 
 
+def outward_moment_mask(squares: list[list[float]], A: list[float], budget: float) -> list[list[float]]:
+    """Masks: the largest squares of outward tokens go, ties together, while the mean of all that are left exceeds
+    `budget` and an outward square above the budget is left."""
+    tokens = [(v, (a > 0 and v > 1) or (a < 0 and v < 1)) for a, row in zip(A, squares, strict=True) for v in row]
+    cut = math.inf
+    while True:
+        left = [v for v, outward in tokens if not (outward and v >= cut)]
+        large = [v for v, outward in tokens if outward and budget < v < cut]
+        if not left or mean(left) <= budget or not large:
+            break
+        cut = max(large)
+    return [
+        [float(not (v >= cut and ((a > 0 and v > 1) or (a < 0 and v < 1)))) for v in row]
+        for a, row in zip(A, squares, strict=True)
+    ]
+
+
 def m2po_areal(case, budget=0.04, low=0.2, high=0.2, eps=1e-6):
     """AReaL's M2PO: all tokens, (log pi_old/mu)^2, strictly below budget, at least one (tied) token stays; the masked
     leave the denominator of PPO's clipped token mean."""
@@ -88,12 +105,19 @@ def m2po_areal(case, budget=0.04, low=0.2, high=0.2, eps=1e-6):
     return batch.result(-token_mean(batch, J, sum(map(sum, W))), A, W)
 
 
-def m2po_brief(case, budget=1.04, eps=1e-6):
-    """M2PO in terms of the weight: all tokens, mean of (pi_theta/mu)^2 at most budget; masked tokens stay counted."""
+def m2po_brief(case, budget=1.04, only_outward=False, eps=1e-6):
+    """M2PO in terms of the weight: all tokens, mean of (pi_theta/mu)^2 at most budget; masked tokens stay counted.
+
+    `only_outward`: nothing but tokens with A > 0 and r > 1, or A < 0 and r < 1, can be masked; the mean is over all.
+    """
     batch = Batch(case)
     A = batch.by_group(batch.rewards, z_score(eps))
     R = [y.ratios("sampler") for y in batch]
-    W = moment_mask([[stop(r) ** 2 for r in row] for row in R], lambda left: mean(left) > budget)
+    squares = [[stop(r) ** 2 for r in row] for row in R]
+    if only_outward:
+        W = outward_moment_mask(squares, A, budget)
+    else:
+        W = moment_mask(squares, lambda left: mean(left) > budget)
     J = [[w * (r * a) if w else 0.0 for w, r in zip(ws, row, strict=True)] for a, row, ws in zip(A, R, W, strict=True)]
     return batch.result(-token_mean(batch, J), A, W)
 
@@ -109,6 +133,18 @@ def stapo_soft(case, weight=0.5, low=0.2, high=0.28, probability=0.002, quantile
     W = [[next(flat) or weight for _ in range(y.n)] for y in batch]
     J = [
         [w * clipped(r, a, low, high) for w, r in zip(row, y.ratios(), strict=True)]
+        for y, a, row in zip(batch, A, W, strict=True)
+    ]
+    return batch.result(-token_mean(batch, J, sum(map(sum, W))), A, W)
+
+
+def stapo_brief(case, low=0.2, high=0.28, probability=0.002, eps=1e-6):
+    """The brief's STAPO: every token with pi_theta < `probability` is silenced; the denominator counts survivors."""
+    batch = Batch(case)
+    A = batch.by_group(batch.rewards, z_score(eps))
+    W = [[float(math.exp(lp.data) >= probability) for lp in y.logp] for y in batch]
+    J = [
+        [w * clipped(r, a, low, high) if w else 0.0 for w, r in zip(row, y.ratios(), strict=True)]
         for y, a, row in zip(batch, A, W, strict=True)
     ]
     return batch.result(-token_mean(batch, J, sum(map(sum, W))), A, W)
@@ -160,7 +196,9 @@ DEFAULT_RULES = ({"statistic": "seq_mean_k3", "upper": 0.01},)
 
 VARIANTS = {
     "dapo-paper-denominator": partial(dapo, average=group_token_mean),
+    "dapo-brief": partial(dapo, average=sequence_mean),
     "cispo-floor": partial(cispo, floor=0.8, cap=1.2),
+    "cispo-brief": partial(cispo, floor=0.8, cap=1.2, average=sequence_mean),
     "cispo-mask": cispo_mask,
     "gmpo-literal": partial(gmpo, literal=True),
     "pmpo-half": partial(pmpo, p=0.5),
@@ -175,11 +213,13 @@ VARIANTS = {
     "mis-sequence": partial(mis, level="sequence"),
     "mis-geometric": mis_geometric,
     "trm-both": partial(trm, mean=0.001),
+    "trm-kept": partial(trm, over="kept"),
     "trm-exact": trm_exact,
     "m2po-code": m2po_code,
     "m2po-areal": m2po_areal,
     "m2po-brief": m2po_brief,
     "stapo-soft": stapo_soft,
+    "stapo-brief": stapo_brief,
     "mini_rl-old": mini_rl_old,
     "rejection": partial(rejected, rules=DEFAULT_RULES, over="kept"),
     "graft": graft,

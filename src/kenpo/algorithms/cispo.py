@@ -10,12 +10,13 @@ The lower bound is off, as in the paper's experiments. The paper gives no number
 "epsilon_high".
 
 `cispo-floor` is the two-sided clip of verl's defaults, [.8, 1.2]; a floor lifts the weight of tokens that have become
-unlikely. `cispo-mask` adds the paper's unified mask, which drops what PPO's clip would (ours: its widths .2/.28). On a
+unlikely. `cispo-brief`, from the brief's first note, is that clip (widths ours) under GRPO's mean of response means.
+`cispo-mask` adds the paper's unified mask, which drops what PPO's clip would (ours: its widths .2/.28). On a
 test batch cap 5 gives −.0892, cap 1.28 −.1260, [.8, 1.2] −.1594.
 """
 
 from kenpo.algorithms.grpo import GRPO
-from kenpo.stages import DetachedClip, RatioGate, TokenMean
+from kenpo.stages import DetachedClip, RatioGate, SequenceMean, TokenMean
 
 CISPO = GRPO.but(
     name="cispo",
@@ -25,5 +26,6 @@ CISPO = GRPO.but(
     aggregate=TokenMean(),
 )
 
-CISPO_FLOOR = CISPO.but(name="cispo-floor", surrogate=DetachedClip(floor=0.8, cap=1.2))
-CISPO_MASK = CISPO.but(name="cispo-mask", weights=(RatioGate(low=0.2, high=0.28),))
+CISPO_FLOOR = CISPO.but(name="cispo-floor", surrogate=DetachedClip(floor=0.8, cap=1.2), status="our reading")
+CISPO_BRIEF = CISPO_FLOOR.but(name="cispo-brief", aggregate=SequenceMean())
+CISPO_MASK = CISPO.but(name="cispo-mask", weights=(RatioGate(low=0.2, high=0.28),), status="our reading")

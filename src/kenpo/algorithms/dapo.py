@@ -6,12 +6,13 @@ minibatch, and a soft penalty for overlong responses. No KL.
     J = (1/Σ n_i) Σ_i Σ_t min(r A, clip(r, 1−ε_low, 1+ε_high) A)
 
 The paper prints the token mean inside the expectation over prompts: `dapo-paper-denominator`. Every framework, and this
-entry, takes it over the whole minibatch (on a test batch −.0727 against −.0590). The penalty acts once
+entry, takes it over the whole minibatch (on a test batch −.0727 against −.0590). `dapo-brief` is the brief's first
+note, which lists the other three changes and keeps GRPO's mean of response means. The penalty acts once
 ``shaping.soft_overlong.limit`` is set; overlong filtering is ``--with untruncated --set aggregate.over=kept``.
 """
 
 from kenpo.algorithms.grpo import GRPO
-from kenpo.stages import Clip, DropUniformGroups, GroupTokenMean, SoftOverlong, TokenMean
+from kenpo.stages import Clip, DropUniformGroups, GroupTokenMean, SequenceMean, SoftOverlong, TokenMean
 
 DAPO = GRPO.but(
     name="dapo",
@@ -24,3 +25,4 @@ DAPO = GRPO.but(
 )
 
 DAPO_PAPER_DENOMINATOR = DAPO.but(name="dapo-paper-denominator", aggregate=GroupTokenMean())
+DAPO_BRIEF = DAPO.but(name="dapo-brief", aggregate=SequenceMean(), status="our reading")

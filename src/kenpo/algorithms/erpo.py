@@ -14,4 +14,9 @@ token; ``level="sequence"`` takes k3 of the query's sum (text of the paper). The
 from kenpo.algorithms.grpo import GRPO
 from kenpo.stages import QueryKL
 
-ERPO = GRPO.but(name="erpo", source="arXiv:2608.23311", regularizers=(QueryKL(alpha=0.01, level="token"),))
+ERPO = GRPO.but(
+    name="erpo",
+    source="arXiv:2608.23311",
+    regularizers=(QueryKL(alpha=0.01, level="token"),),
+    status="our reading",
+)

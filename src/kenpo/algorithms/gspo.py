@@ -1,7 +1,7 @@
 """GSPO and GSPO-token — Group Sequence Policy Optimization (arXiv:2507.18071).
 
 Rewards are given to sequences, so the ratio is one number per sequence: the geometric mean of its token ratios. The
-clip then decides once per response, within a band some thousand times narrower than a token clip.
+clip then decides once per response, within a band 500 to 700 times narrower than a token clip.
 
     s_i = exp( (1/n_i) Σ_t log r_it ),   J = (1/N) Σ_i min(s_i A_i, clip(s_i, 1−3e-4, 1+4e-4) A_i)
 

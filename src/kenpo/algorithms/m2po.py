@@ -11,6 +11,7 @@ minibatch's (two phases); ``approximate=microbatch`` does as codes that decide i
 `m2po-code`: the release is another algorithm, PPO's min-clip with a range found from T by capping, not dropping.
 `m2po-areal`: AReaL's m2_threshold on all tokens' (log π_old/μ)², masked ones out of the denominator; the clip is ours.
 `m2po-brief`: bounds E[r²] (1 on policy, so the budget is 1.04), over all tokens; blind to drift with A < 0.
+``weights.weight_moment.outward=true`` masks outward tokens only.
 """
 
 from kenpo.algorithms.dapo import DAPO
@@ -26,7 +27,13 @@ M2PO = DAPO.but(
     surrogate=Linear(),
 )
 
-M2PO_CODE = M2PO.but(name="m2po-code", weights=(), surrogate=MomentClip(budget=0.04))
+M2PO_CODE = M2PO.but(
+    name="m2po-code",
+    source="github.com/Infini-AI-Lab/M2PO",
+    weights=(),
+    surrogate=MomentClip(budget=0.04),
+    status="our reading",
+)
 
 M2PO_AREAL = M2PO.but(
     name="m2po-areal",

@@ -30,4 +30,5 @@ MINI_RL_OLD = MINI_RL.but(
     weights=(RatioGate(low=0.2, high=0.27), TruncatedIS(cap=5.0)),
     ratio=None,
     surrogate=ScoreFunction(),
+    status="our reading",
 )

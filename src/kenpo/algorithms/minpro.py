@@ -22,6 +22,7 @@ MINPRO = CISPO.but(
     source="arXiv:2601.22718",
     ratio=PrefixMinRatio(form="strict"),
     surrogate=DetachedClip(floor=0.8, cap=1.28),
+    status="our reading",
 )
 
-MINPRO_BRIEF = MINPRO.but(name="minpro-brief", status="our reading", ratio=PrefixMinRatio(form="inclusive"))
+MINPRO_BRIEF = MINPRO.but(name="minpro-brief", ratio=PrefixMinRatio(form="inclusive"))

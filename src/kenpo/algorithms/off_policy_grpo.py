@@ -21,4 +21,5 @@ OFF_POLICY_GRPO = GRPO.but(
     ratio=TokenRatio(anchor="sampler"),
     surrogate=CentredClip(radius=0.2, floor=0.0),
     regularizers=(),
+    status="our reading",
 )

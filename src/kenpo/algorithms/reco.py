@@ -5,8 +5,8 @@ its choice has changed, which fades as p saturates, and a response by the invers
 
     ∇J = (1/N) Σ_i Σ_t u_i v_it A_i ∇log π,   v = p(1−p)/(p_old(1−p_old)),   u_i = 1/π̄_old(y_i),   both constant
 
-From RLOO: z-scores, two weights. From .9 to .95 the weight is .528 where the ratio is 1.056. Ours: π̄ is the geometric
-mean of the token probabilities (a product would overflow), no clip of u or v, no KL; the source leaves them open.
+From RLOO: z-scores, two weights. From .9 to .95 the weight is .528 where the ratio is 1.056. Ours: the z-score;
+π̄ is the geometric mean of the token probabilities (a product would overflow); no clip of u or v, no KL.
 """
 
 from kenpo.algorithms.rloo import RLOO

@@ -9,8 +9,9 @@ From GRPO: the ratio's anchor, no clip, sums over tokens, and a mask per respons
 advantages are those of the full group. `trm` is the published max form at δ = .05, which a replication found to fail on
 long outputs: there add the average criterion, `trm-both` (.001), or use it alone. The exact KL needs the whole
 vocabulary (``estimator="exact"``, `trm-exact`); from samples we take the largest k2 and the mean k3, detectors and not
-bounds: that choice is the later version's as others report it. verl lets rejected responses leave a token mean. The sum
-over tokens has no 1/n: ``SequenceMean`` is the length-normalised form.
+bounds: that choice is the later version's as others report it. What a rejected response does to N is not established:
+`trm-kept` divides by the accepted ones, as verl does in a token mean. The sum over tokens has no 1/n: ``SequenceMean``
+is the length-normalised form.
 """
 
 from kenpo.algorithms.grpo import GRPO
@@ -28,5 +29,7 @@ TRM = GRPO.but(
 )
 
 TRM_BOTH = TRM.but(name="trm-both", weights=(SequenceKLMask(max=0.05, mean=0.001),))
+
+TRM_KEPT = TRM.but(name="trm-kept", aggregate=SequenceSum(over="kept"))
 
 TRM_EXACT = TRM.but(name="trm-exact", weights=(SequenceKLMask(max=0.05, estimator="exact"),), status="paper")

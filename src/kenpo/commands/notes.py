@@ -66,7 +66,7 @@ NOTES: dict[str, Note] = {
     ),
     "gspo": Note(
         "Mixtures of experts and long answers, where token ratios are noise.",
-        "Its clip range is hundreds of times narrower than GRPO's: numbers do not carry over. A clipped "
+        "Its clip range is 500 to 700 times narrower than GRPO's: numbers do not carry over. A clipped "
         "response has no gradient at all.",
         (
             "AReaL's sequence level has LUSPO's gradient, not GSPO's (its cosine with GSPO was .825).",
@@ -97,7 +97,11 @@ NOTES: dict[str, Note] = {
         "The objective's value is 2/τ on policy, not 1: losses do not compare with other methods'.",
         ("One re-implementation lost the sign of the advantage for a while (unsloth-zoo).",),
     ),
-    "sspo": Note("SAPO at the level of responses.", "Later versions of the paper have another gate.", (_NOBODY,)),
+    "sspo": Note(
+        "SAPO at the level of responses.",
+        "Later versions are reported to have another gate; its formula is not public.",
+        (_NOBODY,),
+    ),
     "dhpo": Note(
         "Token-level credit with a sequence's steadiness.",
         "Both bands are at work: watch both clip fractions.",
@@ -113,7 +117,7 @@ NOTES: dict[str, Note] = {
     ),
     "gppo": Note(
         "DAPO with a gradient beyond the clip.",
-        "Another method called GPPO (Generalized PPO) is unrelated.",
+        "Log-ratios beyond 20 saturate, and with them the gradient. Generalized PPO is another method.",
         (_NOBODY,),
     ),
     "ripo": Note("Rare tokens should be able to rise.", "Bounds depend on π_old: keep its log-probs in float32."),
@@ -129,7 +133,7 @@ NOTES: dict[str, Note] = {
     ),
     "rspo": Note(
         "Mixtures of experts whose routers move between sampling and training.",
-        "Needs router scores from both engines.",
+        "Needs the router scores of the pass that scored π_old, kept beside those of the current pass.",
         (_NOBODY,),
     ),
     "luffy": Note(

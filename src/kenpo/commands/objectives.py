@@ -74,6 +74,7 @@ def entry(a: Any) -> dict[str, Any]:
         "changes": changes(a),
         "needs": sorted(a.needs),
         "scope": a.scope.name.lower(),
+        "updates": a.updates,
     }
 
 
@@ -133,7 +134,7 @@ def changes(a: Any) -> list[str]:
     import kenpo
 
     root = kenpo.get("grpo")
-    return sorted({key.split(".")[0] for key in root.diff(a)}, key=list(a.SLOTS).index)
+    return sorted({key.split(".")[0] for key in root.diff(a)}, key=[*a.SLOTS, "updates"].index)
 
 
 def list_(argv: list[str]) -> int:
@@ -196,6 +197,8 @@ def show(argv: list[str]) -> int:
     reason = a.two_phase()
     print(f"source: {a.source} · status: {standing(a)}")
     print(f"step: {'two phases: ' + reason if reason else 'one phase'}")
+    if a.updates is not None:
+        print(f"updates: at most {a.updates} optimizer step on a rollout batch; a trainer refuses more")
     if more.get("variants"):
         print(f"variants: {', '.join(more['variants'])} (kenpo diff {a.name} {more['variants'][0]})")
     for word in ("use", "mind", "elsewhere"):

@@ -36,7 +36,7 @@ class HFEngine:
         """The shared module has been updated; no cache outlives a call, so only the version changes."""
         self.version = version
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def generate(
         self,
         prompts: Sequence[list[int]],

@@ -22,20 +22,29 @@ def outward(log_ratio: Tensor, advantages: Tensor) -> Tensor:
 
 
 def within_moment(
-    values: Tensor, chosen: Tensor, budget: float, *, strict: bool = False, least: bool = False
+    values: Tensor,
+    chosen: Tensor,
+    budget: float,
+    *,
+    strict: bool = False,
+    least: bool = False,
+    droppable: Tensor | None = None,
 ) -> Tensor:
     """Bool like `values`: what stays when the largest chosen values are dropped until their mean is ≤ `budget`.
 
     Entries that are not chosen stay. Values tied at the cut are dropped together, so the order of rows has no effect.
-    `strict`: until the mean is < `budget`. `least`: the smallest chosen value stays whatever the budget.
+    `strict`: until the mean is < `budget`. `least`: the smallest chosen value stays whatever the budget. `droppable`:
+    only these may go, if all of them need be, while the mean is over all chosen values that are left.
     Only values above the budget can ever be dropped (the mean cannot exceed it otherwise), so only those are sorted.
 
     >>> within_moment(torch.tensor([0.25, 0.01, 0.81, 0.09]), torch.tensor([True, True, False, True]), 0.06)
     tensor([False,  True,  True,  True])
     """
-    small = chosen & ((values < budget) if strict else (values <= budget))
-    total, n = select(values, small).sum(dtype=torch.float64), small.sum()
-    large = values[chosen & ~small].sort().values
+    above = chosen & ((values >= budget) if strict else (values > budget))
+    above = above if droppable is None else above & droppable
+    staying = chosen & ~above
+    total, n = select(values, staying).sum(dtype=torch.float64), staying.sum()
+    large = values[above].sort().values
     if large.numel() == 0:
         return torch.ones_like(chosen)
     counts = n + torch.arange(1, large.numel() + 1, device=large.device)
@@ -44,8 +53,8 @@ def within_moment(
     if kept == large.numel():
         return torch.ones_like(chosen)
     if least and kept == 0 and int(n) == 0:
-        return ~chosen | (values <= large[0])
-    return ~chosen | (values < large[kept])
+        return ~above | (values <= large[0])
+    return ~above | (values < large[kept])
 
 
 def capped_moment(values: Tensor, budget: float) -> Tensor | None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
 from kenpo.errors import InputError, unknown_name
 from kenpo.stages.advantages import BatchScaled, GlobalWhiten, GroupCentred, GroupZScore, LeaveOneOut, ZeroSumKL
 from kenpo.stages.aggregates import (
@@ -73,9 +77,11 @@ from kenpo.stages.trust import (
 _BASES = {"selection": Selection, "shaping": Shaping, "weights": Weight, "regularizers": Regularizer}
 
 
-def addable(name: str) -> tuple[str, Stage]:
+def addable(name: str, settings: Mapping[str, Any] | None = None) -> tuple[str, Stage]:
     """(slot, stage with its default numbers) for the snake-case name of a catalogued weight, shaping, selection or
-    regularizer. Raises `UnknownNameError`; `InputError` if the stage has a number that must be given."""
+    regularizer. A number that must be given is taken from `settings`, under ``slot.name.field``.
+
+    Raises `UnknownNameError`; `InputError` if such a number is missing."""
     found = {
         snake(v): (slot, v)
         for v in globals().values()
@@ -85,7 +91,9 @@ def addable(name: str) -> tuple[str, Stage]:
     if name not in found:
         raise unknown_name("stage", name, found, "(anything else: --algorithm my.py:MINE)")
     slot, cls = found[name]
-    try:
-        return slot, cls()
-    except TypeError:
-        raise InputError(f"{name} has numbers without a default; build it in a file: --algorithm my.py:MINE") from None
+    required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+    keys = {f: f"{slot}.{name}.{f}" for f in required}
+    missing = [key for key in keys.values() if key not in (settings or {})]
+    if missing:
+        raise InputError(f"{name} has no default for {missing[0]}: set it too, e.g. --set {missing[0]}=VALUE")
+    return slot, cls(**{f: (settings or {})[key] for f, key in keys.items()})

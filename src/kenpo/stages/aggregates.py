@@ -57,9 +57,17 @@ class SequenceMean(Aggregate):
 
 @dataclass(frozen=True)
 class SequenceSum(Aggregate):
-    """1 / N: the mean over responses of each response's token sum. Source: RLOO, LUSPO (arXiv:2602.05261)."""
+    """1 / N: the mean over responses of each response's token sum.
+
+    N counts every selected response, fully masked ones too (``over="kept"``: those with a kept token).
+    Source: RLOO, LUSPO (arXiv:2602.05261).
+    """
+
+    over: Over = "all"
 
     def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
+        if self.over == "kept":
+            return kept * _inverse(totals.kept_sequences)
         return mask * _inverse(totals.sequences)
 
 

@@ -44,8 +44,7 @@ class Stage:
             value = getattr(self, f.name)
             checked = _typed(value, _hints(type(self))[f.name])
             if checked is _WRONG:
-                wanted = f.type if isinstance(f.type, str) else getattr(f.type, "__name__", str(f.type))
-                raise InputError(f"{snake(self)}.{f.name}: {value!r} is not of type {wanted}")
+                raise InputError(f"{snake(self)}.{f.name}: {value!r} is not {_words(_hints(type(self))[f.name])}")
             object.__setattr__(self, f.name, checked)
         self.check()
 
@@ -133,6 +132,13 @@ class Weight(Stage):
 
     #: True for a correction π_old/μ of the sampler mismatch; it must not meet a ratio anchored at the sampler.
     is_correction: ClassVar[bool] = False
+    #: True for a weight that is the importance ratio of π_θ itself, for a surrogate without one.
+    is_ratio: ClassVar[bool] = False
+
+    @property
+    def carries_correction(self) -> bool:
+        """Whether kept tokens are weighed by π_old/μ, so that another such weight would count it twice."""
+        return self.is_correction
 
     def __call__(self, ctx: Context) -> Tensor:
         raise NotImplementedError
@@ -156,6 +162,8 @@ class Surrogate(Stage):
 
     #: False for a surrogate that takes no ratio (the score function).
     takes_ratio: ClassVar[bool] = True
+    #: The anchor that the ratio must have; None: any.
+    ratio_anchor: ClassVar[str | None] = None
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         raise NotImplementedError
@@ -232,7 +240,21 @@ def _typed(value: Any, hint: Any) -> Any:
         good = isinstance(value, int | float) and not isinstance(value, bool) and value == value
         return float(value) if good else _WRONG
     if hint is int:
-        return value if isinstance(value, int) and not isinstance(value, bool) else _WRONG
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        return whole if isinstance(whole, int) and not isinstance(whole, bool) else _WRONG
     if isinstance(hint, type):
         return value if isinstance(value, hint) else _WRONG
     return value
+
+
+def _words(hint: Any) -> str:
+    """What fits an annotation, for the one who gave something else."""
+    origin = get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_words(h) for h in get_args(hint))
+    if origin is typing.Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if origin is tuple:
+        return "a list"
+    named = {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
+    return named.get(hint) or f"a {snake(hint)}" if isinstance(hint, type) else str(hint)

@@ -60,11 +60,13 @@ class WeightMoment(_Whole, Weight):
     π_θ/anchor.
 
     On policy the mean is 1, so a useful budget lies above 1. Blind to outward moves with A < 0, where r² shrinks.
+    ``outward``: only outward tokens (A > 0 and r > 1, or A < 0 and r < 1) can be masked; the mean is over all the same.
     Our reading of the brief statement of M2PO, which bounds E[w²] and not the paper's E[(log w)²].
     """
 
     budget: float = 1.04
     anchor: Anchor = "sampler"
+    outward: bool = False
 
     _needs = frozenset({"logp"})
     anchor_sensitive = True
@@ -73,8 +75,9 @@ class WeightMoment(_Whole, Weight):
         self.refuse(self.budget > 0, f"budget must be positive, got {self.budget}")
 
     def __call__(self, ctx: Context) -> Tensor:
-        squares = (2 * ctx.log_ratio(self.anchor).detach()).exp()
-        return trust.within_moment(squares, ctx.mask, self.budget)
+        x = ctx.log_ratio(self.anchor).detach()
+        free = trust.outward(x, ctx.advantages) if self.outward else None
+        return trust.within_moment((2 * x).exp(), ctx.mask, self.budget, droppable=free)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,10 @@ class CorrectionMoment(_Whole, Weight):
 
     def check(self) -> None:
         self.refuse(self.budget > 0, f"budget must be positive, got {self.budget}")
+
+    @property
+    def carries_correction(self) -> bool:
+        return False  # a mask
 
     def __call__(self, ctx: Context) -> Tensor:
         x = ctx.log_correction(self.anchor)
@@ -143,7 +150,8 @@ class SpuriousTokens(Weight):
     Spurious: A > 0, π_θ(y) < `probability` and entropy strictly below the `quantile` (linear interpolation) of the
     entropies of such candidates in the minibatch (``scope="conditional"``) or of all its tokens ("batch"; the quantile
     is then 0.8 in the source). π_θ and entropy are the current policy's, detached. No candidate: nothing is spurious.
-    A `weight` above 0 is the soft variant (ours; pair it with ``over="weight"``).
+    A `weight` above 0 is the soft variant (ours; pair it with ``over="weight"``). ``judge="probability"``: every token
+    with π_θ(y) < `probability`, whatever entropy and A, as the brief has it (worse in the paper's ablation).
     Source: STAPO, arXiv:2602.15620.
     """
 
@@ -151,9 +159,17 @@ class SpuriousTokens(Weight):
     quantile: float = 0.75
     scope: Literal["conditional", "batch"] = "conditional"  # type: ignore[assignment]
     weight: float = 0.0
+    judge: Literal["all", "probability"] = "all"
 
-    _needs = frozenset({"logp", "entropy"})
     _scope = Scope.BATCH
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"logp"} if self.judge == "probability" else {"logp", "entropy"})
+
+    @property
+    def span(self) -> Scope:
+        return Scope.TOKEN if self.judge == "probability" else Scope.BATCH
 
     def check(self) -> None:
         self.refuse(0 < self.probability <= 1, f"probability must lie in (0, 1], got {self.probability}")
@@ -161,9 +177,14 @@ class SpuriousTokens(Weight):
         self.refuse(0 <= self.weight <= 1, f"weight must lie in [0, 1], got {self.weight}")
 
     def __call__(self, ctx: Context) -> Tensor:
-        logp, entropy = ctx.logp.detach(), ctx.read("entropy").detach()
-        conditional = self.scope == "conditional"
-        found = trust.spurious(logp, entropy, ctx.advantages, ctx.mask, self.probability, self.quantile, conditional)
+        logp = ctx.logp.detach()
+        if self.judge == "probability":
+            found = ctx.mask & (logp.exp() < self.probability)
+        else:
+            found = trust.spurious(
+                logp, ctx.read("entropy").detach(), ctx.advantages, ctx.mask, self.probability, self.quantile,
+                self.scope == "conditional",
+            )  # fmt: skip
         return torch.where(found, logp.new_tensor(self.weight), logp.new_ones(()))
 
 
@@ -214,6 +235,7 @@ class GroupMass(Weight):
 
     _needs = frozenset({"logp"})
     _scope = Scope.GROUP
+    is_ratio = True
 
     def check(self) -> None:
         self.refuse(self.cap > 0, f"cap must be positive, got {self.cap}")

@@ -122,6 +122,10 @@ class BinaryKLMask(Weight):
     def check(self) -> None:
         self.refuse(self.threshold >= 0, f"threshold must not be negative, got {self.threshold}")
 
+    @property
+    def carries_correction(self) -> bool:
+        return self.keep_rho
+
     def __call__(self, ctx: Context) -> Tensor:
         p, q = ctx.read(f"logp_{self.anchor}").detach(), ctx.read("logp_sampler")
         near = torch.maximum(*divergences.binary_kls(p, q)) <= self.threshold

@@ -195,7 +195,7 @@ class CentredClip(Surrogate):
     """`Clip` around π_old/μ instead of around 1, for a ratio π_θ/μ.
 
     The band is ``[max(π_old/μ − radius, floor), π_old/μ + radius]``: the first update of a stale batch starts inside,
-    wherever the sampler was. With π_old = μ it is `Clip`.
+    wherever the sampler was. With π_old = μ it is `Clip`. A floor above the band's upper end leaves that end alone.
     Source: arXiv:2505.22257.
     """
 
@@ -203,6 +203,7 @@ class CentredClip(Surrogate):
     floor: float = 0.0
 
     _needs = frozenset({"logp_old", "logp_sampler"})
+    ratio_anchor = "sampler"
 
     def check(self) -> None:
         self.refuse(self.radius >= 0, f"radius must not be negative, got {self.radius}")
@@ -210,8 +211,8 @@ class CentredClip(Surrogate):
 
     def _bounds(self, ctx: Context) -> tuple[Tensor, Tensor]:
         centre = ctx.log_correction().exp()
-        floor = (centre - self.radius).clamp(min=self.floor)
-        return floor, torch.maximum(centre + self.radius, floor)
+        cap = centre + self.radius
+        return torch.minimum((centre - self.radius).clamp(min=self.floor), cap), cap
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         return surrogates.clip_between(given(ratio), ctx.advantages, *self._bounds(ctx))

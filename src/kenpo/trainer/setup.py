@@ -19,6 +19,7 @@ from kenpo.experience.verifiers import Verifier, load_verifier
 from kenpo.models.checkpointing import enable_checkpointing
 from kenpo.models.loading import load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter, starting_policy
+from kenpo.trainer.allocator import keep_freed_memory
 from kenpo.trainer.collect import Collector, sampling_options
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.distributed import Ranks
@@ -50,14 +51,7 @@ def resolve_algorithm(config: TrainConfig) -> Any:
 
     An aggregate over a fixed length takes the response limit where its length is open. Raises `InputError`.
     """
-    settings = config.settings or {}
-    emptied = {k: v for k, v in settings.items() if "." not in k}
-    numbers = {k: v for k, v in settings.items() if "." in k}
-    algorithm = kenpo.resolve(config.algorithm, emptied)
-    for name in config.stages:
-        algorithm = algorithm.adding(name)
-    if numbers:
-        algorithm = algorithm.with_settings(numbers)
+    algorithm = kenpo.resolve(config.algorithm, config.settings, config.stages)
     if algorithm.settings().get("aggregate.length", 0) is None:
         algorithm = algorithm.with_settings({"aggregate.length": config.max_tokens})
     return algorithm
@@ -200,9 +194,11 @@ def how_loaded(config: TrainConfig, device: str) -> dict[str, Any]:
 
 
 def settle_torch(config: TrainConfig) -> None:
-    """Fix the thread count and, on a GPU, ask for deterministic kernels."""
+    """Fix the thread count, on a CPU keep freed memory, on a GPU ask for deterministic kernels."""
     assert config.threads is not None
     torch.set_num_threads(config.threads)
+    if config.device == "cpu":
+        keep_freed_memory()
     if (config.device or "").startswith("cuda"):
         import os
 
