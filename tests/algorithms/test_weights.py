@@ -348,6 +348,30 @@ def test_the_budget_against_dropping_one_by_one():
         assert sorted(v for v, k in zip(values, kept.tolist(), strict=True) if k) == left
 
 
+@pytest.mark.parametrize("least", [False, True])
+@pytest.mark.parametrize("budget", [0.0, 0.01, 0.3, 1.0, 1.5, 50.0])
+def test_a_budget_over_many_tokens(budget, least, monkeypatch):
+    """The same tokens stay whether the cut is narrowed down first or all values are sorted; ties, heavy tails."""
+    g = torch.Generator().manual_seed(0)
+    normal = torch.randn(20_000, generator=g, dtype=torch.float64)
+    few = torch.randint(1, 5, (20_000,), generator=g).double()
+    some = torch.rand(20_000, generator=g) < 0.4
+    for values in (normal.square(), (3 * normal).exp(), few, torch.full_like(few, 2.0)):
+        for droppable in (None, some):
+            how = {"least": least, "strict": least, "droppable": droppable}
+            chosen = torch.rand(20_000, generator=g) < 0.9
+            whole = trust.within_moment(values, chosen, budget, **how)
+            monkeypatch.setattr(trust, "_FEW", 50)
+            narrowed = trust.within_moment(values, chosen, budget, **how)
+            monkeypatch.undo()
+            assert torch.equal(whole, narrowed)
+            left = values[chosen & whole]
+            ok = len(left) == 0 or float(left.mean()) <= budget * (1 + 1e-12)
+            assert (
+                ok or least or (droppable is not None and not bool((whole & chosen & some & (values > budget)).any()))
+            )
+
+
 @pytest.mark.parametrize("q", [0.0, 0.3, 0.75, 1.0])
 def test_quantile_is_the_linear_one(q):
     for n in (1, 2, 5, 40):

@@ -4,6 +4,7 @@ constants; nothing here carries a gradient."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -35,26 +36,51 @@ def within_moment(
     Entries that are not chosen stay. Values tied at the cut are dropped together, so the order of rows has no effect.
     `strict`: until the mean is < `budget`. `least`: the smallest chosen value stays whatever the budget. `droppable`:
     only these may go, if all of them need be, while the mean is over all chosen values that are left.
-    Only values above the budget can ever be dropped (the mean cannot exceed it otherwise), so only those are sorted.
+    Only values above the budget can ever be dropped (the mean cannot exceed it otherwise), so only those are looked at.
 
     >>> within_moment(torch.tensor([0.25, 0.01, 0.81, 0.09]), torch.tensor([True, True, False, True]), 0.06)
     tensor([False,  True,  True,  True])
     """
-    above = chosen & ((values >= budget) if strict else (values > budget))
+    fits = torch.lt if strict else torch.le
+    above = chosen & ~fits(values, budget)
     above = above if droppable is None else above & droppable
     staying = chosen & ~above
     total, n = select(values, staying).sum(dtype=torch.float64), staying.sum()
-    large = values[above].sort().values
-    if large.numel() == 0:
-        return torch.ones_like(chosen)
+    large, total, n, cut = _narrowed(values[above], total, n, lambda mean: bool(fits(mean, budget)))
+    large = large.sort().values
     counts = n + torch.arange(1, large.numel() + 1, device=large.device)
     means = (total + large.cumsum(0, dtype=torch.float64)) / counts
-    kept = int((means < budget).sum() if strict else (means <= budget).sum())
-    if kept == large.numel():
-        return torch.ones_like(chosen)
-    if least and kept == 0 and int(n) == 0:
+    kept = int(fits(means, budget).sum())
+    if least and kept == 0 and int(n) == 0 and large.numel():
         return ~above | (values <= large[0])
-    return ~above | (values < large[kept])
+    if kept < large.numel():
+        cut = large[kept]
+    return torch.ones_like(chosen) if cut is None else ~above | (values < cut)
+
+
+#: So many values are sorted at once; of more, those are looked for first among which the cut lies.
+_FEW = 16384
+
+
+def _narrowed(
+    large: Tensor, total: Tensor, n: Tensor, fits: Callable[[Tensor], bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Halve `large`, values above the budget, until `_FEW` are left between what surely stays and what surely goes.
+
+    Returns those left, sum and count of what stays, and the smallest that goes (None: none so far). If the mean with
+    all values up to a pivot fits, they stay; if not, those beyond it go: every value exceeds the budget.
+    """
+    cut: Tensor | None = None
+    while large.numel() > _FEW:
+        lower = large <= large[:: max(1, large.numel() // 1024)].median()
+        if bool(lower.all()):
+            break
+        more, count = select(large, lower).sum(dtype=torch.float64), lower.sum()
+        if fits((total + more) / (n + count)):
+            total, n, large = total + more, n + count, large[~lower]
+        else:
+            cut, large = large[~lower].min(), large[lower]
+    return large, total, n, cut
 
 
 def capped_moment(values: Tensor, budget: float) -> Tensor | None:
