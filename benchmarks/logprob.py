@@ -181,7 +181,7 @@ def rates(a: argparse.Namespace) -> dict[str, Any]:
 # -- all of them --------------------------------------------------------------------------------------------------
 
 
-def floor(a: argparse.Namespace, dtype: str, products: tuple[str, ...], rate: dict[str, float]) -> float:
+def floor(a: argparse.Namespace, products: tuple[str, ...], rate: dict[str, float]) -> float:
     """Seconds that the products alone take at the rates measured on their own; other work and memory are on top."""
     each = 2.0 * a.positions * a.hidden * a.vocabulary
     return sum(each / rate[p] for p in products)
@@ -310,7 +310,7 @@ def report(a: argparse.Namespace, results: list[dict[str, Any]]) -> None:
         rows = []
         for (dtype, side), m in medians.items():
             r = rate.get(dtype)
-            least = floor(a, dtype, PRODUCTS[side], r) if r else 0.0
+            least = floor(a, PRODUCTS[side], r) if r else 0.0
             number = sum((x["dtype"], x["side"]) == (dtype, side) for x in timed)
             figures = [f"{m['seconds']:.2f}", f"{m['cpu_seconds']:.2f}", f"{m['bytes'] / 2**20:.0f}"]
             figures += [f"{least:.2f}", f"{m['seconds'] / least:.2f}"] if r else ["-", "-"]

@@ -39,6 +39,15 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
+def product_rate(rows: int, inner: int, outer: int) -> float:
+    """Operations a second of one float32 product [rows,inner] @ [inner,outer] by itself."""
+    import torch
+
+    x, w = torch.randn(rows, inner), torch.randn(inner, outer)
+    seconds = interleaved({"product": lambda: [x @ w for _ in range(10)]}, 5)["product"]
+    return 10 * 2.0 * rows * inner * outer / statistics.median(seconds)
+
+
 def peak_bytes() -> int:
     """The largest resident memory of this process so far (VmHWM)."""
     status = Path("/proc/self/status")

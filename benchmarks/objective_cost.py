@@ -5,9 +5,10 @@
     python benchmarks/objective_cost.py --only dapo,pmpo --json
 
 Every catalogued algorithm whose inputs are all [B,T] against plain GRPO: what is timed starts at prepared rollouts and
-takes in `weigh` (weights and totals) and `coefficients` (loss and gradient). GRPO also against verl's loss function and
-the arithmetic of TRL's, on the same tensors; these two only make the loss, and autograd its gradient. Everything runs
-in one process, in an environment with verl (.peers/verl, made on the first run) and this source tree.
+takes in `weigh` (weights and totals) and `coefficients` (loss and gradient). GRPO also against verl's loss function,
+which can't be called without its clip fractions and KL estimate, and against the bare arithmetic of TRL's, on the same
+tensors; these two only make the loss, and autograd its gradient. Everything runs in one process, in an environment with
+verl (.peers/verl, made on the first run) and this source tree.
 """
 
 from __future__ import annotations

@@ -81,15 +81,6 @@ def operations(a: argparse.Namespace, model: Any, shared: bool) -> float:
     return body + 14.0 * h * a.layers * pairs + 3 * 2.0 * rows * h * a.vocabulary
 
 
-def matmul_rate(a: argparse.Namespace) -> float:
-    """Operations a second of one product at the layers' sizes."""
-    import torch
-
-    x, w = torch.randn(1024, a.hidden), torch.randn(a.hidden, 4 * a.hidden)
-    seconds = measure.interleaved({"product": lambda: [x @ w for _ in range(10)]}, 5)["product"]
-    return 10 * 2.0 * x.numel() * w.shape[1] / statistics.median(seconds)
-
-
 def main() -> None:
     """Measure and print."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,7 +115,7 @@ def main() -> None:
             f"prompt {a.prompt}, response {a.response}, group {a.group}; hidden {a.hidden}, {a.layers} layers, "
             f"vocabulary {a.vocabulary:,}; median of {a.repeats} rounds\n"
         )
-        rate = matmul_rate(a)
+        rate = measure.product_rate(1024, a.hidden, 4 * a.hidden)
         rows = []
         for side, t in seconds.items():
             least = operations(a, model, side == "shared") / rate

@@ -10,9 +10,10 @@
 tokens, responses of 64 tokens (its end of sequence is never sampled), groups of 8.
 
 Both sides run in processes of their own and take turns, one step each; a step is everything between two batches:
-sampling, rewards, forward, backward, optimizer, logs. TRL is installed into ``.peers/trl``. Memory is a process's whole
-peak. TRL may cut its batch as well: ``--trl-rows`` rows per forward pass (the default here is the whole batch for the
-bundled task and a group for long prompts).
+sampling, rewards, forward, backward, optimizer, logs. Beside our parts stands their floor: the products of the weights,
+2 operations a weight and token in sampling and 6 in the update, prompts counted once. TRL is installed into
+``.peers/trl``. Memory is a process's whole peak. TRL may cut its batch as well: ``--trl-rows`` rows per forward pass
+(the default here is the whole batch for the bundled task and a group for long prompts).
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def ours(path: str) -> None:
 
         def on_step(self, step: int, figures: Any) -> None:
             seconds, cpu = time.perf_counter() - self.began, time.process_time() - self.cpu
-            say({"seconds": seconds, "cpu": cpu, "parts": figures["time"]})
+            say({"seconds": seconds, "cpu": cpu, "parts": figures["time"], "tokens": figures["tokens"]["generated"]})
             if step < setup["steps"]:
                 self.wait()
 
@@ -143,7 +144,18 @@ def ours(path: str) -> None:
         eval_problems=0, checkpoint_every=0, record_batches=False, quiet=True, device="cpu", out=setup["out"],
     )  # fmt: skip
     summary = kenpo.train(config, [Gate()])
-    say({"peak_bytes": measure.peak_bytes(), "versions": summary["versions"]})
+    peak = measure.peak_bytes()
+    say({"peak_bytes": peak, "versions": summary["versions"], **layers(setup["model"])})
+
+
+def layers(folder: str) -> dict[str, float]:
+    """The layers' weights, and the rate that one product of their sizes reaches here."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    weights = sum(p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n)
+    rate = measure.product_rate(4096, model.config.hidden_size, model.config.intermediate_size)
+    return {"weights": weights, "rate": rate}
 
 
 def say(what: Any) -> None:
@@ -199,7 +211,10 @@ def compare(name: str, a: argparse.Namespace, folder: Path, python: Path) -> dic
     last = {n: side.hear() for n, side in sides.items()}
     samples = setup["prompts"] * setup["group_size"]
     seconds = {n: [r["seconds"] for r in found[a.warmup :]] for n, found in rounds.items()}
-    parts = [r["parts"] for r in rounds["kenpo"][a.warmup :]]
+    counted = rounds["kenpo"][a.warmup :]
+    parts = [r["parts"] for r in counted]
+    prompts = sum(len(p["prompt"]) for p in setup["problems"]) / setup["steps"]  # one character is one token
+    products = last["kenpo"]["weights"] * (statistics.median(r["tokens"] for r in counted) + prompts)
     return {
         "samples": samples,
         "seconds": seconds,
@@ -209,6 +224,7 @@ def compare(name: str, a: argparse.Namespace, folder: Path, python: Path) -> dic
         "peak_bytes": {n: last[n]["peak_bytes"] for n in last},
         "versions": {n: last[n]["versions"] for n in last},
         "our_parts": {n: statistics.median(p[n] for p in parts) for n in parts[0]},
+        "floor": {n: k * products / last["kenpo"]["rate"] for n, k in (("generate", 2), ("update", 6))},
     }
 
 
@@ -287,7 +303,8 @@ def show(results: dict[str, Any], trained: dict[str, list[float]] | None) -> Non
             for n, s in r["seconds"].items()
         ]
         print(measure.table(rows, ["", "seconds a step", "of all cores", "samples/s", "peak MiB"]))
-        print("ours: " + ", ".join(f"{k} {v:.3f} s" for k, v in r["our_parts"].items()) + "\n")
+        print("ours: " + ", ".join(f"{k} {v:.3f} s" for k, v in r["our_parts"].items()))
+        print("products alone: " + ", ".join(f"{k} {v:.3f} s" for k, v in r["floor"].items()) + "\n")
     if trained:
         rows = [[n, *(f"{x:.4f}" for x in xs), f"{statistics.mean(xs):.4f}"] for n, xs in trained.items()]
         print(measure.table(rows, ["held-out accuracy", "seed 0", "seed 1", "seed 2", "mean"]))
