@@ -142,7 +142,7 @@ def test_float64_stays_and_bfloat16_is_raised():
 
 def test_the_head_runs_only_where_a_trainable_token_is_predicted():
     model, seen = tiny.llama(), []
-    find_head(model)
+    policy_terms(model, rollouts(), temperature=1.0)  # what is tried once per model is behind us
     hook = model.lm_head.register_forward_pre_hook(lambda _m, args: seen.append(args[0].shape))
     policy_terms(model, rollouts(), temperature=1.0)
     hook.remove()

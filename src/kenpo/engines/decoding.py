@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kenpo.engines.one_token import one_token_attention
 from kenpo.models.head import accepted_arguments, module_inputs
 from kenpo.models.loading import context_length, vocabulary_size
+from kenpo.models.short_attention import short_attention
 
 
 class Decoder(Protocol):
@@ -70,7 +70,7 @@ class CachedDecoder:
             self.mask = torch.cat([self.mask, self.mask.new_ones((len(ids), 1))], 1)
         mask, positions = self.mask, self.length[:, None]
         self.length = self.length + 1
-        with one_token_attention(self.model):
+        with short_attention(self.model):
             return self._forward(ids[:, None], mask, positions)
 
     def keep(self, rows: Tensor) -> None:

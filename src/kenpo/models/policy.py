@@ -20,6 +20,7 @@ from kenpo.models.checkpointing import checkpointed
 from kenpo.models.head import Head, Reference, find_head, head_terms, module_inputs, pick_terms
 from kenpo.models.loading import context_length, vocabulary_size
 from kenpo.models.lora import Starting
+from kenpo.models.short_attention import short_attention
 from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, Policy, Rollouts
 
 COMPUTED = frozenset({"logp", "entropy", "topk_logp", "kl_ref"})
@@ -90,7 +91,7 @@ def forward(
     rows = _compact(rollouts, _device_of(model), context_length(model), vocabulary_size(model))
     if rows is None:
         return None
-    with checkpointed(model):
+    with checkpointed(model), short_attention(model):
         states, head = _hidden(model, rows, packing)
     where = (rows.row, rows.column)
     support = None if rollouts.support_ids is None else rollouts.support_ids.to(states.device)[where]
