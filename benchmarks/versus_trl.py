@@ -148,14 +148,13 @@ def ours(path: str) -> None:
     say({"peak_bytes": peak, "versions": summary["versions"], **layers(setup["model"])})
 
 
-def layers(folder: str) -> dict[str, float]:
-    """The layers' weights, and the rate that one product of their sizes reaches here."""
+def layers(folder: str) -> dict[str, int]:
+    """The layers' weights, and the sizes of their products."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder)
     weights = sum(p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n)
-    rate = measure.product_rate(4096, model.config.hidden_size, model.config.intermediate_size)
-    return {"weights": weights, "rate": rate}
+    return {"weights": weights, "inner": model.config.hidden_size, "outer": model.config.intermediate_size}
 
 
 def say(what: Any) -> None:
@@ -209,12 +208,16 @@ def compare(name: str, a: argparse.Namespace, folder: Path, python: Path) -> dic
             assert side.hear() == "ready"
             rounds[n].append(side.step())
     last = {n: side.hear() for n, side in sides.items()}
+    for side in sides.values():
+        side.process.wait()
+    ours_last = last["kenpo"]
+    rate = measure.product_rate(4096, ours_last["inner"], ours_last["outer"])  # alone on the machine
     samples = setup["prompts"] * setup["group_size"]
     seconds = {n: [r["seconds"] for r in found[a.warmup :]] for n, found in rounds.items()}
     counted = rounds["kenpo"][a.warmup :]
     parts = [r["parts"] for r in counted]
     prompts = sum(len(p["prompt"]) for p in setup["problems"]) / setup["steps"]  # one character is one token
-    products = last["kenpo"]["weights"] * (statistics.median(r["tokens"] for r in counted) + prompts)
+    products = ours_last["weights"] * (statistics.median(r["tokens"] for r in counted) + prompts)
     return {
         "samples": samples,
         "seconds": seconds,
@@ -224,7 +227,7 @@ def compare(name: str, a: argparse.Namespace, folder: Path, python: Path) -> dic
         "peak_bytes": {n: last[n]["peak_bytes"] for n in last},
         "versions": {n: last[n]["versions"] for n in last},
         "our_parts": {n: statistics.median(p[n] for p in parts) for n in parts[0]},
-        "floor": {n: k * products / last["kenpo"]["rate"] for n, k in (("generate", 2), ("update", 6))},
+        "floor": {n: k * products / rate for n, k in (("generate", 2), ("update", 6))},
     }
 
 
