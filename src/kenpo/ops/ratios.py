@@ -140,11 +140,12 @@ def ess_exponent(log_ratio: Tensor, held: Tensor, mask: Tensor) -> Tensor:
     """
     n = mask.sum(-1, dtype=log_ratio.dtype)
     top = row_max(log_ratio, mask)
-    x = torch.where(mask, log_ratio - top, -torch.inf)  # e^x is 0 off the mask
-    flat = (x.masked_fill(~mask, 0).amin(-1) if x.numel() else n) == 0
+    x = torch.where(mask, log_ratio - top, -1e30)  # e^px is 0 off the mask, and so is its product with x
     f = (held & mask).sum(-1, dtype=n.dtype) / n.clamp(min=1)
     e = x.exp()
-    at_one = e.sum(-1).square() / _dot(e, e).clamp(min=torch.finfo(e.dtype).tiny)
+    total = e.sum(-1)
+    flat = total == n
+    at_one = total.square() / _dot(e, e).clamp(min=torch.finfo(e.dtype).tiny)
     target = ((1 - f) * at_one + f * n).clamp(min=torch.finfo(e.dtype).tiny).log()
     fixed = flat | (f == 0) | (f == 1)
     p = torch.where(flat | (f < 1), torch.ones_like(n), torch.zeros_like(n))
@@ -152,7 +153,7 @@ def ess_exponent(log_ratio: Tensor, held: Tensor, mask: Tensor) -> Tensor:
     if len(rows):
         top_ess, low_ess = n[rows].log(), at_one[rows].log()
         guess = ((top_ess - target[rows]) / (top_ess - low_ess).clamp(min=torch.finfo(e.dtype).tiny)).clamp(0, 1)
-        p[rows] = _solve_ess(x[rows], target[rows], guess)
+        p[rows] = _solve_ess(x if len(rows) == len(x) else x[rows], target[rows], guess)
     return p.unsqueeze(-1)
 
 
@@ -161,23 +162,28 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _solve_ess(x: Tensor, target: Tensor, guess: Tensor, steps: int = 60) -> Tensor:
-    """p [B] with ``log ESS(p) = target``; x [B,T] ≤ 0, −inf where there is no token; `guess` [B] of p²."""
-    finite = x.masked_fill(x.isinf(), 0)
+    """p [B] with ``log ESS(p) = target``; x [B,T] ≤ 0, −1e30 where there is no token; `guess` [B] of p².
+
+    A Newton step squares the error, so the last one is taken when the step before it was below the root of the
+    precision.
+    """
+    e, weighted = torch.empty_like(x), torch.empty_like(x)
     low, high, q = torch.zeros_like(guess), torch.ones_like(guess), guess.clamp(min=1e-6)
-    tolerance = 8 * torch.finfo(x.dtype).eps
+    precision = torch.finfo(x.dtype).eps
     for _ in range(steps):
         p = q.sqrt()
-        e = (x * p.unsqueeze(-1)).exp_()
-        squares = e * e
-        s1, s2 = e.sum(-1), squares.sum(-1)
+        torch.mul(x, p.unsqueeze(-1), out=e).exp_()
+        torch.mul(e, x, out=weighted)
+        s1, s2 = e.sum(-1), _dot(e, e)
         gap = 2 * s1.log() - s2.log() - target
         low, high = torch.where(gap > 0, q, low), torch.where(gap > 0, high, q)
-        slope = (_dot(e, finite) / s1 - _dot(squares, finite) / s2) / p  # d log ESS / d q, negative
+        slope = (weighted.sum(-1) / s1 - _dot(e, weighted) / s2) / p  # d log ESS / d q, negative
         step = q - gap / slope
-        new = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
-        new = torch.where(gap.abs() <= tolerance, q, new)
-        done = (new - q).abs() <= tolerance * q
-        q = new
+        newton = (step >= low) & (step <= high)
+        new = torch.where(newton, step, (low + high) / 2)
+        exact = gap.abs() <= 8 * precision
+        done = exact | (newton & ((new - q).abs() <= precision**0.5 * q)) | ((high - low) <= 8 * precision * q)
+        q = torch.where(exact, q, new)
         if bool(done.all()):
             break
     return q.sqrt()

@@ -136,16 +136,19 @@ class PowerRatio(Ratio):
 
     def __call__(self, ctx: Context) -> Tensor:
         log_ratio = _bounded(self, ctx)
-        return ratios.log_power_mean(log_ratio, self.exponent(ctx), ctx.mask).exp().expand_as(log_ratio)
+        return ratios.log_power_mean(log_ratio, self._exponent(ctx, log_ratio), ctx.mask).exp().expand_as(log_ratio)
 
     def exponent(self, ctx: Context) -> Tensor | float:
         """[B,1] each response's p, or the fixed number."""
+        return self._exponent(ctx, _bounded(self, ctx))
+
+    @torch.no_grad()
+    def _exponent(self, ctx: Context, log_ratio: Tensor) -> Tensor | float:
         if self.p != "ess":
             return float(self.p)
         assert self.bound is not None
-        with torch.no_grad():
-            held = self.bound.acts(ctx.log_ratio(self.anchor), ctx.advantages)
-            return ratios.ess_exponent(_bounded(self, ctx), held, ctx.mask)
+        held = self.bound.acts(ctx.log_ratio(self.anchor), ctx.advantages)
+        return ratios.ess_exponent(log_ratio, held, ctx.mask)
 
     def bounded(self, ctx: Context) -> Tensor | None:
         return None if self.bound is None else self.bound.acts(ctx.log_ratio(self.anchor), ctx.advantages)
