@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kenpo.errors import InputError, unknown_name
 from kenpo.models.head import accepted_arguments, module_inputs
+from kenpo.models.trial import Known, attention_of, reason_by_trial
 
 #: "auto" packs under a variable-length kernel, "on" under any attention, "off" never.
 PACKING = ("auto", "on", "off")
@@ -32,11 +33,6 @@ def run(module: Any, ids: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tenso
     return states[0], length.cumsum(0) - length
 
 
-def attention_of(model: Any) -> str:
-    """The name of the model's attention implementation, as transformers has it."""
-    return getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None) or "eager"
-
-
 def why_padded(model: Any, module: Any, packing: str) -> str | None:
     """Why rows that share no prompt are padded; None: they are packed. InputError for "on" with a model that can't."""
     if packing not in PACKING:
@@ -51,27 +47,17 @@ def why_padded(model: Any, module: Any, packing: str) -> str | None:
     return reason
 
 
-_reasons: weakref.WeakKeyDictionary[Any, dict[str, str | None]] = weakref.WeakKeyDictionary()  # by attention
+_reasons: Known = weakref.WeakKeyDictionary()
 
 
 def reason_against(model: Any, module: Any) -> str | None:
-    """Why the model's rows can't be packed, or None. Proven once per model and attention, outside autocast."""
-    known, attention = _reasons.setdefault(model, {}), attention_of(model)
-    if attention not in known:
-        with torch.autocast(next(module.parameters()).device.type, enabled=False):
-            known[attention] = _fault(module)
-    return known[attention]
+    """Why the model's rows can't be packed, or None. Proven once against a plain forward pass."""
+    return reason_by_trial(_reasons, model, lambda: _fault(module))
 
 
 def _fault(module: Any) -> str | None:
     missing = [n for n in ("position_ids", "use_cache") if n not in accepted_arguments(module)]
-    if missing:
-        return f"its forward takes no {missing[0]}"
-    try:
-        return _probe(module)
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        return (lines[0] if lines else type(error).__name__)[:160]
+    return f"its forward takes no {missing[0]}" if missing else _probe(module)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kenpo.models.checkpointing import checkpointing
 from kenpo.models.head import accepted_arguments, module_inputs
-from kenpo.models.packing import attention_of
+from kenpo.models.trial import Known, reason_by_trial
 
 # When it pays, measured forward and backward on a CPU, hidden sizes 192 to 384, groups of 2 to 8, prompts of one length
 # and of many: sharing that saves 9 % of a group's tokens took 0.93 to 0.95 of the time, 17 % 0.76 to 0.90, 24 % 0.69 to
@@ -124,19 +124,14 @@ def _hand_out(cache: Any, owner: Tensor, prompts: int) -> None:
 
 # -- whether a model can ------------------------------------------------------------------------------------------
 
-_reasons: weakref.WeakKeyDictionary[Any, dict[str, str | None]] = weakref.WeakKeyDictionary()  # by attention
+_reasons: Known = weakref.WeakKeyDictionary()
 
 
 def reason_against(model: Any, module: Any) -> str | None:
-    """Why the model's prompts can't be shared in training, or None. Proven once per model and attention, outside
-    autocast, against a plain forward."""
+    """Why the model's prompts can't be shared in training, or None. Proven once against a plain forward pass."""
     if checkpointing(model):
         return "gradient checkpointing runs layers twice, which would fill a cache twice"
-    known, attention = _reasons.setdefault(model, {}), attention_of(model)
-    if attention not in known:
-        with torch.autocast(next(module.parameters()).device.type, enabled=False):
-            known[attention] = _fault(module)
-    return known[attention]
+    return reason_by_trial(_reasons, model, lambda: _fault(module))
 
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -155,18 +150,14 @@ def _fault(module: Any) -> str | None:
     missing = [n for n in (_cache_name(module), "attention_mask", "position_ids", "use_cache") if n not in accepted]
     if missing:
         return f"its forward takes no {missing[0]}"
-    try:
-        from transformers.cache_utils import DynamicLayer
+    from transformers.cache_utils import DynamicLayer
 
-        odd = sorted({type(x).__name__ for x in _new_cache(module).layers if type(x) is not DynamicLayer})
-        if odd:
-            return "its cache does not keep every token: " + (
-                "sliding-window layers" if "Sliding" in odd[0] else f"{odd[0]} layers"
-            )
-        return _probe(module)
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        return (lines[0] if lines else type(error).__name__)[:160]
+    odd = sorted({type(x).__name__ for x in _new_cache(module).layers if type(x) is not DynamicLayer})
+    if odd:
+        return "its cache does not keep every token: " + (
+            "sliding-window layers" if "Sliding" in odd[0] else f"{odd[0]} layers"
+        )
+    return _probe(module)
 
 
 @torch.no_grad()
