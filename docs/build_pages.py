@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import kenpo  # noqa: E402
 from kenpo.algorithms import READING_ORDER  # noqa: E402
 from kenpo.commands.notes import NOTES  # noqa: E402
-from kenpo.commands.objectives import changes, documentation, file_of, parent, slots  # noqa: E402
+from kenpo.commands.objectives import changes, documentation, file_of, not_supplied, parent, slots  # noqa: E402
 from kenpo.stages import Context, Scope, Stage, snake  # noqa: E402
 
 PAGES = ROOT / "docs" / "algorithms"
@@ -371,6 +371,7 @@ def catalogue() -> str:
             ", ".join(changes(a)) or "–",
             ", ".join(f"`{x}`" for x in sorted(a.needs)) or "–",
             "two" if reason else "one",
+            "no" if not_supplied(a) else "yes",
             a.status,
         ])  # fmt: skip
     out = [
@@ -379,12 +380,16 @@ def catalogue() -> str:
         "# The catalogue",
         "",
         f"{len(rows)} algorithms in {len(READING_ORDER)} declarations, in reading order. A name with a hyphen is a "
-        "variant: a form in which brief, paper or released code differ from the default.",
+        "variant: a form in which brief, paper or released code differ from the default. *The brief* are the notes on "
+        "these methods from which the catalogue was begun; where a page names it, paper and notes differ.",
+        "",
+        "`kenpo train` supplies what most of them read; the others (an expert's traces, router scores, top-K or "
+        "full-vocabulary log-probs) are evaluated on data that you put into `kenpo.Rollouts` and `kenpo.Policy`.",
         "",
         "`kenpo show NAME` prints one, `kenpo diff A B` what differs. *Status*: `paper` is the published formula; `our "
         "reading` fills a gap that the page names; a `reconstruction` is not the paper's objective.",
         "",
-        _table(["name", "paper", "changes to GRPO", "reads", "phases", "status"], rows),
+        _table(["name", "paper", "changes to GRPO", "reads", "phases", "`kenpo train`", "status"], rows),
         "## Without public mathematics",
         "",
         "These stand on the reading list and not in the catalogue, because no formula of theirs could be found:",

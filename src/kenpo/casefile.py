@@ -34,6 +34,8 @@ def _tensor(name: str, value: Any, spec: FieldSpec) -> Tensor:
         raise InputError(f"{name}: expected a list of {len(spec.axes)} axes [{','.join(spec.axes)}]")
     try:
         raw = torch.tensor(number(value), dtype=torch.float64)
+    except InputError:
+        raise
     except (ValueError, TypeError, RuntimeError, OverflowError):
         raise InputError(f"{name}: rows have different lengths or depths; pad them to one width") from None
     if value == [] or raw.numel() == 0:
@@ -86,7 +88,10 @@ def policy_from(raw: Any) -> Policy:
 def _no_misspelling(found: Iterable[str], names: Sequence[str]) -> None:
     """`UnknownNameError` for a key that is almost one that is read; others are the writer's own notes."""
     for name in found:
-        if name not in names and difflib.get_close_matches(name, names, n=1, cutoff=0.75):
+        near = name.strip().lower() in (*names, "set") or difflib.get_close_matches(
+            name.lower(), names, n=1, cutoff=0.75
+        )
+        if name not in names and near:
             raise unknown_name("key", name, names)
 
 

@@ -73,6 +73,11 @@ def check_what_is_judged(a: Algorithm) -> None:
                 f"{a.name}: {snake(stage)} tests the reward's {by} while {snake(a.advantage)} reads its "
                 f"{wanted}: groups with a signal would be dropped or groups without one kept; set by={wanted!r}"
             )
+        if wanted == "parts" and {*getattr(stage, "parts", ())} != {*getattr(a.advantage, "parts", ())}:
+            raise IllegalCombinationError(
+                f"{a.name}: {snake(stage)} tests other parts of the reward than {snake(a.advantage)} reads; give both "
+                "the same names"
+            )
     if a.advantage.reads_parts and a.shaping:
         raise IllegalCombinationError(
             f"{a.name}: {snake(a.shaping[0])} changes the outcome, which {snake(a.advantage)} does not read; give the "

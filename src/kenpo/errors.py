@@ -69,11 +69,11 @@ class LongResponseWarning(UserWarning):
 
 
 def unknown_name(kind: str, name: str, known, hint: str = "") -> UnknownNameError:
-    """An :class:`UnknownNameError` that lists close matches, or, if none is close, the known names (at most 20)."""
+    """An :class:`UnknownNameError` that lists close matches, or, if none is close, the known names (at most 40)."""
     import difflib
 
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    more = f" and {len(known) - 20} more" if len(known) > 20 else ""
-    listed = f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(known[:20])}{more}"
+    more = f" and {len(known) - 40} more" if len(known) > 40 else ""
+    listed = f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(known[:40])}{more}"
     return UnknownNameError(f"unknown {kind} {name!r}: {listed}{' ' + hint if hint else ''}")

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from laws.build import cut, same, shuffled, tensors
+from laws.build import cut, same, shuffled, tensors, widened
 from reference.cases import make_case
 from reference.variants import m2po_brief
 
@@ -435,3 +435,29 @@ def test_long_responses_ask_for_the_average_criterion():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kenpo.evaluate(kenpo.get("trm-both"), rollouts, policy)
+
+
+@pytest.mark.parametrize("seed", [22, 212])
+def test_the_token_at_the_released_codes_bound_is_inside(seed):
+    """The range ends at a token's own ratio, which exp may round to either side of it, by its place in memory."""
+    a = kenpo.get("m2po-code")
+    rollouts, policy = tensors(make_case(seed, gap="extreme" if seed == 212 else "usual", no_verdict=seed % 7 == 0))
+    plain = kenpo.evaluate(a, rollouts, policy)
+    for k in range(6):
+        order = shuffled(len(rollouts), k)
+        moved = kenpo.evaluate(a, widened(rollouts, k)[order], widened(policy, k)[order])
+        assert same(moved.coefficients[:, : rollouts.mask.shape[1]], plain.coefficients[order])
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "dppo", "kpop", "m2po"])
+def test_recorded_log_probs_are_constants(name):
+    """Whoever made them: a graph that hangs on them adds nothing, not even where they are the policy's own tensor."""
+    a = kenpo.get(name).but(regularizers=())
+    rollouts, policy = tensors(make_case(3))
+    logp = policy.logp.nan_to_num(0.0, 0.0, 0.0).requires_grad_()
+    live = rollouts.replace(logp_old=logp, logp_sampler=logp * 1.0)
+    still = rollouts.replace(logp_old=logp.detach(), logp_sampler=logp.detach())
+    found, right = (kenpo.evaluate(a, r, policy.replace(logp=logp)) for r in (live, still))
+    assert torch.equal(found.coefficients, right.coefficients)
+    found.loss.backward()
+    assert torch.equal(logp.grad, right.coefficients)

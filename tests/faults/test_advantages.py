@@ -110,7 +110,8 @@ def test_scaling_by_the_batch_uses_the_batch():
     assert near(advantages(a, [0, 1, 0, 10], [0, 0, 1, 1]), [-0.1030, 0.1030, -1.0296, 1.0296])
 
 
-PARTS = plain(advantage=S.PartsZScore(("r1", "r2"), (1.0, 0.5), eps=0.0), selection=(S.DropUniformGroups(by="parts"),))
+PARTS = plain(advantage=S.PartsZScore(("r1", "r2"), (1.0, 0.5), eps=0.0),
+              selection=(S.DropUniformGroups(by="parts", parts=("r2", "r1")),))  # fmt: skip
 
 
 def judged(a, *parts, group=None):
@@ -161,13 +162,17 @@ def test_bad_parts_are_named():
         kenpo.evaluate(PARTS.but(selection=()), rollouts, policy)
     with pytest.raises(errors.MissingFieldError, match="reward_parts"):
         kenpo.select(PARTS, rollouts)
-    with pytest.raises(errors.UnknownNameError, match=r"r2.*did you mean r1"):
-        judged(PARTS, [1.0, 0.0])
+    for a in (PARTS, PARTS.but(selection=())):
+        with pytest.raises(errors.UnknownNameError, match=r"r2.*did you mean r1"):
+            judged(a, [1.0, 0.0])
+    with pytest.raises(errors.IllegalCombinationError, match="tests other parts"):
+        PARTS.but(selection=(S.DropUniformGroups(by="parts"),))
     rollouts, _ = batch([[-1.0]] * 2, [1, 0], reward_parts={"r1": torch.tensor([float("inf"), 0.0])})
     with pytest.raises(errors.NonFiniteError, match="r1"):
         kenpo.prepare(plain(advantage=S.PartsZScore()), rollouts)
     for bad in ({"parts": ("a", "a")}, {"weights": (1.0,)}, {"parts": ("a",), "weights": ("b",)}, {"parts": (1,)},
-                {"eps": -1.0}, {"ddof": 2}, {"parts": ("a",), "weights": (float("inf"),)}):  # fmt: skip
+                {"eps": -1.0}, {"ddof": 2},
+                {"parts": ("a",), "weights": (10**400,)}, {"parts": ("a",), "weights": (float("inf"),)}):  # fmt: skip
         with pytest.raises(errors.InputError, match="parts_z_score"):
             S.PartsZScore(**bad)
 

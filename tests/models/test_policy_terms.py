@@ -296,3 +296,20 @@ def test_positions_that_change_the_whole_pass_are_out_of_reach():
     assert context_length(model) == 6
     with pytest.raises(InputError, match="context of 6"):
         policy_terms(model, rollouts(), temperature=1.0)
+
+
+@pytest.mark.parametrize("few", [0, 10**9])
+def test_a_bias_that_closes_an_id_leaves_the_divergence_finite(few, monkeypatch):
+    monkeypatch.setattr("kenpo.models.head.FEW_LOGITS", few)
+    models = [tiny.llama(dtype=torch.float64, seed=s) for s in (0, 1)]
+    for model in models:
+        bias = torch.zeros(64, dtype=torch.float64)
+        bias[63] = -torch.inf
+        model.lm_head.bias = torch.nn.Parameter(bias)
+    terms = policy_terms(
+        models[0], rollouts(), temperature=1.0, want=frozenset({"kl_ref", "entropy"}), reference=models[1]
+    )
+    (terms.kl_ref + terms.entropy).sum().backward()
+    assert bool(terms.kl_ref.isfinite().all())
+    assert float(terms.kl_ref.sum()) > 0
+    assert all(bool(p.grad.isfinite().all()) for n, p in models[0].named_parameters() if "bias" not in n)

@@ -161,6 +161,23 @@ def test_an_id_that_is_never_sampled():
     assert all(bool(x.isfinite().all()) for x in torch.autograd.grad(found.entropy.sum(), [hidden, weight]))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_id_that_neither_head_samples_adds_nothing_to_their_divergence(reverse):
+    g = torch.Generator().manual_seed(0)
+    h, w, v = (torch.randn(n, 8, generator=g, dtype=D, requires_grad=k < 2) for k, n in enumerate((5, 20, 20)))
+    bias = torch.zeros(20, dtype=D)
+    bias[3] = -torch.inf
+    open_ = torch.arange(20) != 3
+    found = linear_logprob(
+        h, w, torch.tensor([0, 1, 2, 4, 5]), bias=bias, second=Second(h.detach(), v, bias, reverse=reverse)
+    )
+    p, q = ((x @ y[open_].T).log_softmax(-1) for x, y in ((h, w), (h.detach(), v)))
+    right = (q.exp() * (q - p)).sum(-1) if reverse else (p.exp() * (p - q)).sum(-1)
+    assert torch.allclose(found.kl, right)
+    for got, want in zip(*(torch.autograd.grad(x.sum(), [h, w]) for x in (found.kl, right)), strict=True):
+        assert torch.allclose(got, want)
+
+
 @pytest.mark.parametrize(("field", "id_"), [("targets", 50), ("targets", -1), ("ids", 50), ("ids", -2)])
 def test_ids_outside_the_vocabulary_are_named(field, id_):
     hidden, weight, _, targets, ids, _ = inputs(n=8, v=50, bias=False)

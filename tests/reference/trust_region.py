@@ -194,6 +194,8 @@ def m2po_code(case, budget=0.04, eps=1e-6):
     A = batch.by_group(batch.rewards, z_score(eps))
     X = [[stop(d) for d in y.log_ratios("sampler")] for y in batch]
     low, high, _ = m2po_code_range([x * x for a, row in zip(A, X, strict=True) for x in row if outward(a, x)], budget)
+    # The range ends at some token's own ratio: that token is inside, whatever the exponential rounds to.
+    low, high = low + 1e-12, high * (1 + 1e-12)
     J = [[clipped(r, a, low, high) for r in y.ratios("sampler")] for y, a in zip(batch, A, strict=True)]
     return batch.result(-token_mean(batch, J), A)
 

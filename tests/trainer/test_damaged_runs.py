@@ -81,3 +81,16 @@ def test_files_of_the_user_among_the_batches_are_left_alone(unfinished):
     assert notes.read_text() == "mine"
     names = [p.name for p in sorted((unfinished / "batches").iterdir())]
     assert names == ["000001.safetensors", "000002.safetensors", "000003.safetensors", "notes.txt"]
+
+
+def test_a_run_that_stopped_in_its_first_step_keeps_one_line_of_it(options, tmp_path, capsys):
+    """Dynamic sampling that finds nothing to train on saves step 0; resuming does not measure the start again."""
+    verifier = tmp_path / "never.py"
+    verifier.write_text("def never(completion, answer):\n    return 0.0\n")
+    run = tmp_path / "run"
+    config = {**options, "algorithm": "dapo", "settings": None, "verifier": f"{verifier}:never", "max_refills": 0}
+    with pytest.raises(kenpo.errors.KenpoError, match="kept 0 of"):
+        kenpo.train(TrainConfig(**config, out=str(run)))
+    assert main(["train", "--resume", str(run), "--quiet"]) == 1
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [0]

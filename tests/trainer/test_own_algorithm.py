@@ -56,7 +56,7 @@ import kenpo
 from kenpo.stages import DropUniformGroups, PartsZScore
 
 MINE = kenpo.get("dapo").but(
-    name="mine", shaping=(), selection=(DropUniformGroups(by="parts"),),
+    name="mine", shaping=(), selection=(DropUniformGroups(by="parts", parts=("right", "short")),),
     advantage=PartsZScore(("right", "short"), (1.0, 0.25)),
 )
 """

@@ -75,7 +75,15 @@ def entry(a: Any) -> dict[str, Any]:
         "needs": sorted(a.needs),
         "scope": a.scope.name.lower(),
         "updates": a.updates,
+        "not_supplied": not_supplied(a),
     }
+
+
+def not_supplied(a: Any) -> list[str]:
+    """Fields that the algorithm reads and `kenpo train` does not supply: evaluate it in a loop of your own."""
+    from kenpo.trainer.plan import SUPPLIED
+
+    return sorted(a.needs - SUPPLIED)
 
 
 def standing(a: Any) -> str:
@@ -197,6 +205,10 @@ def show(argv: list[str]) -> int:
     reason = a.two_phase()
     print(f"source: {a.source} · status: {standing(a)}")
     print(f"step: {'two phases: ' + reason if reason else 'one phase'}")
+    if missing := not_supplied(a):
+        print(
+            f"train: not by kenpo train, which has no {', '.join(missing)}; put it into kenpo.Rollouts or kenpo.Policy"
+        )
     if a.updates is not None:
         print(f"updates: at most {a.updates} optimizer step on a rollout batch; a trainer refuses more")
     if more.get("variants"):

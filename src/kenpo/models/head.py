@@ -155,8 +155,12 @@ def pick_terms(
 def _divergence(logp: Tensor, other: Tensor, outside: Tensor | None) -> Tensor:
     """KL [N] of log-probs [N,V] from the softmax of `other`, both over the same support."""
     if outside is None:
-        return (logp.exp() * (logp - other.log_softmax(-1))).sum(-1)
-    logq = other.masked_fill(outside, -torch.inf).log_softmax(-1)
+        outside = logp == -torch.inf  # ids that are never sampled, by a bias of -inf
+        if not bool(outside.any()):
+            return (logp.exp() * (logp - other.log_softmax(-1))).sum(-1)
+        logq = other.log_softmax(-1)
+    else:
+        logq = other.masked_fill(outside, -torch.inf).log_softmax(-1)
     gap = logp.masked_fill(outside, 0.0) - logq.masked_fill(outside, 0.0)
     return (logp.masked_fill(outside, 0.0).exp() * gap).masked_fill(outside, 0.0).sum(-1)
 

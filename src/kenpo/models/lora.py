@@ -200,5 +200,7 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError:
-        raise InputError("LoRA needs peft, which is not installed; pip install peft") from None
+        raise InputError(
+            "LoRA needs peft, which is not installed; in Kenpo's checkout: pip install -c constraints.txt -e '.[lora]'"
+        ) from None
     return peft

@@ -109,7 +109,7 @@ def linear_logprob(
         if len(second.weight) != len(weight):
             raise InputError(f"a second head over {len(second.weight)} entries, the first has {len(weight)}: no KL")
         h, w, b = product_dtype(second.hidden.detach(), second.weight.detach(), second.bias)
-        second = second._replace(hidden=h, weight=w, bias=None if b is None else b.detach())
+        second = second._replace(hidden=h, weight=w, bias=None if b is None else finite_bias(b.detach()))
     tile = tile or default_tile(len(hidden))
     with torch.autocast(hidden.device.type, enabled=False):  # the products have their dtype; statistics keep theirs
         return Terms(*_LinearLogprob.apply(hidden, weight, bias, targets, ids, transform, entropy, second, tile))

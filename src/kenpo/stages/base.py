@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
@@ -238,7 +239,8 @@ def _typed(value: Any, hint: Any) -> Any:
         return tuple(value) if isinstance(value, list | tuple) else _WRONG
     if hint is float:
         good = isinstance(value, int | float) and not isinstance(value, bool) and value == value
-        return float(value) if good else _WRONG
+        small = good and (abs(value) <= 1e308 or abs(value) == math.inf)  # a whole number may be too large for a float
+        return float(value) if small else _WRONG
     if hint is int:
         whole = int(value) if isinstance(value, float) and value.is_integer() else value
         return whole if isinstance(whole, int) and not isinstance(whole, bool) else _WRONG

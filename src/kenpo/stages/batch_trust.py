@@ -125,10 +125,17 @@ class MomentClip(_Whole, Surrogate):
     def check(self) -> None:
         self.refuse(self.budget >= 0, f"budget must not be negative, got {self.budget}")
 
+    def _cap(self, ctx: Context) -> Tensor | None:
+        """τ², some outward token's own (log r)²; None within budget."""
+        x = ctx.log_ratio(self.anchor).detach()
+        return trust.capped_moment((x * x)[ctx.mask & trust.outward(x, ctx.advantages)], self.budget)
+
     def range(self, ctx: Context) -> tuple[float, float]:
         """(low, high) as distances from 1; (1, 99999) within budget."""
-        x = ctx.log_ratio(self.anchor).detach()
-        cap = trust.capped_moment((x * x)[ctx.mask & trust.outward(x, ctx.advantages)], self.budget)
+        return self._range(self._cap(ctx))
+
+    @staticmethod
+    def _range(cap: Tensor | None) -> tuple[float, float]:
         if cap is None:
             return 1.0, 99999.0
         tau = cap.sqrt()
@@ -136,11 +143,22 @@ class MomentClip(_Whole, Surrogate):
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         assert ratio is not None, "the algorithm's constructor pairs ratios with surrogates"
-        return surrogates.clip(ratio, ctx.advantages, *self.range(ctx))
+        cap = self._cap(ctx)
+        low, high = self._range(cap)
+        held = ratio.detach().clamp(1 - low, 1 + high)
+        return torch.where(self._outside(ratio, ctx, cap), held, ratio) * ctx.advantages
 
     def clipped(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         assert ratio is not None, "the algorithm's constructor pairs ratios with surrogates"
-        return surrogates.outside(ratio, ctx.advantages, *self.range(ctx))
+        return self._outside(ratio, ctx, self._cap(ctx))
+
+    def _outside(self, ratio: Tensor, ctx: Context, cap: Tensor | None) -> Tensor:
+        """Told by (log r)², of which τ² is one: the token that stands at the bound keeps its gradient, whatever exp
+        rounds to."""
+        if cap is None:
+            return surrogates.outside(ratio, ctx.advantages, *self._range(None))
+        x = ctx.log_ratio(self.anchor).detach()
+        return trust.outward(x, ctx.advantages) & (x * x > cap)
 
 
 @dataclass(frozen=True)

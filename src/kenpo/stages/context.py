@@ -105,7 +105,7 @@ class Context:
 
     @property
     def rewards(self) -> Tensor:
-        return self._cached("rewards", lambda: raised(self._core.rollouts.rewards))
+        return self._cached("rewards", lambda: raised(self._core.rollouts.rewards.detach()))
 
     @property
     def reward_parts(self) -> dict[str, Tensor]:
@@ -207,6 +207,7 @@ class Context:
             raise MissingFieldError(
                 f"{self._owner or 'the algorithm'} needs {name!r}, which {where} do not have: {how}"
             )
+        value = value if name in POLICY_FIELDS else value.detach()  # rollouts are constants, whoever made them
         return raised(value) if _spec(name).kind == "float" else value
 
 

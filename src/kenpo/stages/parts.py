@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from torch import Tensor
@@ -38,7 +37,7 @@ class PartsZScore(Advantage):
         self.refuse(self.ddof in (0, 1), f"ddof must be 0 or 1, got {self.ddof}")
         self.refuse(all(isinstance(n, str) and n for n in self.parts), f"parts are names, got {self.parts}")
         self.refuse(len(set(self.parts)) == len(self.parts), f"parts names one twice: {self.parts}")
-        numbers = all(isinstance(w, int | float) and not isinstance(w, bool) and isfinite(w) for w in self.weights)
+        numbers = all(isinstance(w, int | float) and not isinstance(w, bool) and abs(w) <= 1e300 for w in self.weights)
         self.refuse(numbers, f"weights are finite numbers, got {self.weights}")
         paired = not self.weights or len(self.weights) == len(self.parts)
         self.refuse(paired, f"weights go with parts, one each: {len(self.parts)} parts, {len(self.weights)} weights")
@@ -47,8 +46,8 @@ class PartsZScore(Advantage):
         given = ctx.reward_parts
         if not given:
             raise MissingFieldError(
-                "parts_z_score needs reward_parts: components of the reward by name, as a verifier that returns a dict "
-                "gives them"
+                "parts_z_score needs reward_parts: named components of the reward, as a verifier that returns a dict "
+                "gives them (kenpo train: --verifier file.py:function)"
             )
         total = rewards.new_zeros(rewards.shape)
         names = self.parts or tuple(sorted(given))

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kenpo.errors import MissingFieldError
+from kenpo.errors import MissingFieldError, unknown_name
 from kenpo.ops import groups
 from kenpo.stages.base import Selection
 from kenpo.stages.context import Context
@@ -19,23 +19,30 @@ class DropUniformGroups(Selection):
     """Keep only groups whose raw outcomes differ: the others carry no group-relative signal.
 
     Tests the raw outcome, not shaped rewards or a standard deviation, and keeps or drops whole groups. A group of one
-    is dropped. ``by="parts"``: keep groups in which any named part of the reward differs, whatever their sum; it goes
-    with an advantage of the parts, and "outcome" with all others.
+    is dropped. ``by="parts"``: keep groups in which one of the reward's named ``parts`` differs, whatever their sum; it
+    goes with an advantage of the same parts (empty: all), and "outcome" with all others.
     Source: DAPO, arXiv:2503.14476, section 3.2 ("dynamic sampling", without the refilling).
     """
 
     by: Literal["outcome", "parts"] = "outcome"
+    parts: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        self.refuse(self.by == "parts" or not self.parts, "parts are tested with by='parts' only")
 
     def __call__(self, ctx: Context) -> Tensor:
         if self.by == "outcome":
             return groups.group_varies(ctx.rewards, ctx.group, ctx.selected)
         if not ctx.reward_parts:
             raise MissingFieldError(
-                "drop_uniform_groups by parts needs reward_parts: components of the reward by name, as a verifier that "
-                "returns a dict gives them"
+                "drop_uniform_groups by parts needs reward_parts: named components of the reward, as a verifier that "
+                "returns a dict gives them (kenpo train: --verifier file.py:function)"
             )
         keep = torch.zeros_like(ctx.selected)
-        for part in ctx.reward_parts.values():
+        for name in self.parts or ctx.reward_parts:
+            if name not in ctx.reward_parts:
+                raise unknown_name("reward part", name, ctx.reward_parts)
+            part = ctx.reward_parts[name]
             varies = groups.group_varies(part, ctx.group, ctx.selected & ~part.isnan())
             keep = keep | (groups.group_sum(varies.to(part.dtype), ctx.group, varies) > 0)
         return keep & ctx.selected

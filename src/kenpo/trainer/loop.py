@@ -161,7 +161,7 @@ class Run:
 
     def _steps(self) -> None:
         steps = self.config.steps or 0
-        if self.state.step == 0 and self.parts.evaluator:
+        if self.state.step == 0 and self.parts.evaluator and self.state.evals["before"] is None:
             began = time.perf_counter()
             figures = self._evaluate("before")
             line = {"step": 0, **figures, "time": {"eval": time.perf_counter() - began}}

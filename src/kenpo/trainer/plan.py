@@ -48,7 +48,8 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     needs = frozenset(algorithm.needs)
     for name in sorted(needs - SUPPLIED):
         raise InputError(
-            f"algorithm {algorithm.name!r}: {_who(algorithm, name)} needs {name!r}, which `kenpo train` does not supply"
+            f"algorithm {algorithm.name!r} reads {name!r} ({_who(algorithm, name)}), which `kenpo train` does not "
+            "supply; put it into kenpo.Rollouts or kenpo.Policy in a loop of your own"
         )
     updates = config.minibatches * config.epochs
     if algorithm.updates is not None and updates > algorithm.updates:
