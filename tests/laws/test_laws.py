@@ -212,7 +212,10 @@ def test_half_precision_is_raised_and_finite(name, dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_two_thousand_batches(name):
     """Finite or a named error, and invariant to 1e-10 in float64, over the whole zoo of shapes; every fifth batch in
-    half precision too, where only what no fp16 number holds may be refused."""
+    half precision too, where only what no fp16 number holds may be refused.
+
+    A loss is a sum in which terms of e^20 may cancel: it is exact relative to its largest coefficient.
+    """
     a, refused = algorithm(name), 0
     for seed in range(2000):
         gap = ("none", "usual", "extreme")[seed % 3]
@@ -226,7 +229,10 @@ def test_two_thousand_batches(name):
             continue
         moved = kenpo.evaluate(a, widened(rollouts, 2)[order], widened(policy, 2)[order])
         assert same(moved.coefficients[:, : rollouts.mask.shape[1]], plain.coefficients[order]), seed
-        assert same(moved.loss, plain.loss), seed
+        size = max(
+            float(plain.loss.abs()), float(plain.coefficients.abs().max()) if plain.coefficients.numel() else 0.0
+        )
+        assert abs(float(moved.loss - plain.loss)) <= 1e-10 * size + 1e-15, seed
         if seed % 5 == 0:
             half_precision_is_finite(a, case, torch.float16 if seed % 10 else torch.bfloat16)
     assert refused == 0  # every number drawn at a trained position is finite, so nothing may be refused
