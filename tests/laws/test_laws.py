@@ -214,7 +214,7 @@ def test_two_thousand_batches(name):
     """Finite or a named error, and invariant to 1e-10 in float64, over the whole zoo of shapes; every fifth batch in
     half precision too, where only what no fp16 number holds may be refused.
 
-    A loss is a sum in which terms of e^20 may cancel: it is exact relative to its largest coefficient.
+    A loss is a sum in which saturated terms of e^20·A may cancel: what they round to is allowed for.
     """
     a, refused = algorithm(name), 0
     for seed in range(2000):
