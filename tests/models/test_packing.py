@@ -15,18 +15,9 @@ from kenpo.models.backward import policy_backward
 from kenpo.models.checkpointing import enable_checkpointing
 from kenpo.models.loading import load_model
 from kenpo.models.policy import policy_terms
-from models.test_shared_prompt import ENTROPY, ROWS, batch
+from models.test_shared_prompt import ROWS, batch, value_and_gradient
 
 TOKENS = sum(len(prompt) + len(response) - 1 for prompt, response in ROWS)  # the last one predicts nothing
-
-
-def value_and_gradient(model, rollouts, packing, **more):
-    model.zero_grad()
-    terms = policy_terms(model, rollouts, temperature=0.8, want=ENTROPY, packing=packing, **more)
-    weight = torch.sin(torch.arange(rollouts.mask.numel(), dtype=terms.logp.dtype)).reshape(rollouts.mask.shape)
-    (weight * (terms.logp + 0.3 * terms.entropy)).sum().backward()
-    grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
-    return terms.logp.detach(), torch.cat([g.flatten() for g in grads])
 
 
 def alike(found, right, tolerance):

@@ -59,9 +59,9 @@ def batch(rows=ROWS, left=False, holes=False):
     )
 
 
-def value_and_gradient(model, rollouts):
+def value_and_gradient(model, rollouts, packing="auto"):
     model.zero_grad()
-    terms = policy_terms(model, rollouts, temperature=0.8, want=ENTROPY)
+    terms = policy_terms(model, rollouts, temperature=0.8, want=ENTROPY, packing=packing)
     weight = torch.sin(torch.arange(rollouts.mask.numel(), dtype=terms.logp.dtype)).reshape(rollouts.mask.shape)
     (weight * (terms.logp + 0.3 * terms.entropy)).sum().backward()
     grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]

@@ -13,7 +13,7 @@ from kenpo.models import shared_prompt
 from kenpo.models import short_attention as short
 from kenpo.models.checkpointing import enable_checkpointing
 from kenpo.models.policy import policy_terms
-from models.test_shared_prompt import ENTROPY, ROWS, batch
+from models.test_shared_prompt import ROWS, batch, value_and_gradient
 
 
 @pytest.fixture
@@ -47,14 +47,6 @@ def test_one_token_equals_a_plain_forward(make, prompts, calls):
     assert calls
     assert all(shape[2] == 1 for shape in calls)
     assert model.config._attn_implementation == "sdpa"
-
-
-def value_and_gradient(model, rollouts, **more):
-    model.zero_grad()
-    terms = policy_terms(model, rollouts, temperature=0.8, want=ENTROPY, **more)
-    weight = torch.sin(torch.arange(rollouts.mask.numel(), dtype=terms.logp.dtype)).reshape(rollouts.mask.shape)
-    (weight * (terms.logp + 0.3 * terms.entropy)).sum().backward()
-    return terms.logp.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 @pytest.mark.parametrize("packing", ["off", "on"])
