@@ -33,6 +33,14 @@ SERIES: dict[str, tuple[int, ...]] = {
     "group": (2, 4, 8, 16),
 }
 HEAD = ("positions", "vocabulary")  # the series of the log-prob path; the others are whole steps
+SIDES = {"ours": "Kenpo", "plain": "whole logits", "trl": "TRL"}
+TITLES = {
+    "positions": "log-probs: positions",
+    "vocabulary": "log-probs: vocabulary",
+    "prompt": "step: tokens of a prompt",
+    "response": "step: tokens of a response",
+    "group": "step: samples of a prompt",
+}
 QUICK = {"positions": (64, 128), "vocabulary": (1000, 2000), "prompt": (32, 64), "response": (8, 16), "group": (2, 4)}
 
 
@@ -88,20 +96,27 @@ def draw(found: dict[str, dict[int, Any]], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure, axes = plt.subplots(2, len(found), figsize=(3.2 * len(found), 5.6), squeeze=False, sharex="col")
     for column, (series, points) in enumerate(found.items()):
         for row, (what, unit, scale) in enumerate((("seconds", "seconds", 1), ("bytes", "MiB", 2**20))):
             panel = axes[row][column]
             for side in next(iter(points.values())):
-                panel.plot(list(points), [p[side][what] / scale for p in points.values()], "o-", label=side)
+                values = [p[side][what] / scale for p in points.values()]
+                panel.plot(list(points), values, "o-", label=SIDES.get(side, side))
             panel.set_xscale("log", base=2)
-            panel.set_yscale("log")
-            panel.set_ylabel(unit)
+            panel.set_yscale("log", base=2)
+            for axis in (panel.xaxis, panel.yaxis):
+                axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                axis.set_minor_formatter(NullFormatter())
+            panel.set_xticks(list(points))
+            panel.yaxis.set_major_locator(LogLocator(2, subs=(1.0, 1.5)))
             panel.grid(alpha=0.3)
-        axes[0][column].set_title(series)
-        axes[0][column].legend()
-        axes[1][column].set_xlabel(series)
+            if not column:
+                panel.set_ylabel(unit)
+        axes[0][column].set_title(TITLES[series], fontsize=10)
+        axes[0][column].legend(fontsize=8)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -122,7 +122,9 @@ def ours(path: str) -> None:
 
         def on_step(self, step: int, figures: Any) -> None:
             seconds, cpu = time.perf_counter() - self.began, time.process_time() - self.cpu
-            say({"seconds": seconds, "cpu": cpu, "parts": figures["time"], "tokens": figures["tokens"]["generated"]})
+            idle = figures["idle"]["sum"] / figures["idle"]["count"]
+            tokens = figures["tokens"]["generated"]
+            say({"seconds": seconds, "cpu": cpu, "parts": figures["time"], "tokens": tokens, "idle": idle})
             if step < setup["steps"]:
                 self.wait()
 
@@ -227,6 +229,7 @@ def compare(name: str, a: argparse.Namespace, folder: Path, python: Path) -> dic
         "peak_bytes": {n: last[n]["peak_bytes"] for n in last},
         "versions": {n: last[n]["versions"] for n in last},
         "our_parts": {n: statistics.median(p[n] for p in parts) for n in parts[0]},
+        "our_idle": [r["idle"] for r in counted],
         "floor": {n: k * products / rate for n, k in (("generate", 2), ("update", 6))},
     }
 
@@ -307,6 +310,9 @@ def show(results: dict[str, Any], trained: dict[str, list[float]] | None) -> Non
         ]
         print(measure.table(rows, ["", "seconds a step", "of all cores", "samples/s", "peak MiB"]))
         print("ours: " + ", ".join(f"{k} {v:.3f} s" for k, v in r["our_parts"].items()))
+        print(
+            f"ours: {statistics.mean(r['our_idle']):.0%} of the rollouts had no gradient (their group's outcomes alike)"
+        )
         print("products alone: " + ", ".join(f"{k} {v:.3f} s" for k, v in r["floor"].items()) + "\n")
     if trained:
         rows = [[n, *(f"{x:.4f}" for x in xs), f"{statistics.mean(xs):.4f}"] for n, xs in trained.items()]

@@ -13,6 +13,7 @@ from reference.cases import make_case
 import kenpo
 from kenpo import metrics
 from kenpo.errors import KenpoError
+from kenpo.trainer.idle import idle_rows
 from laws.build import cut, same, shuffled, tensors, widened
 from laws.catalogue import algorithm, names, options
 
@@ -171,6 +172,24 @@ def test_nothing_to_learn_gives_zero_with_a_graph(name, what):
     assert float(result.loss.detach()) == 0.0
     assert result.loss.requires_grad
     assert not bool(result.coefficients.any())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_idle_rollouts_have_no_coefficient(name):
+    """What a trainer leaves out of its backward pass, told by the advantages, gets no gradient from the whole loss."""
+    a, idle_seen = algorithm(name), 0
+    for seed in range(8):
+        rollouts, policy = tensors(case_of(name, seed, fresh=seed % 2 == 0))
+        rewards = torch.where(rollouts.group == rollouts.group[0], rollouts.rewards[0], rollouts.rewards)
+        rollouts = rollouts.replace(rewards=rewards)
+        if a.two_phase(rollouts):
+            continue  # its coefficients are known before any backward pass
+        idle = idle_rows(a, kenpo.weigh(a, kenpo.prepare(a, rollouts)))
+        idle_seen += int(idle.sum())
+        for field, gradient in kenpo.evaluate(a, rollouts, policy).gradients.items():
+            assert not bool(gradient[idle].any()), (field, seed)
+    if not (a.two_phase() or a.selection) and isinstance(a.advantage, kenpo.stages.GroupZScore):
+        assert (idle_seen > 0) == (not a.regularizers)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -187,6 +187,15 @@ def test_ids_outside_the_vocabulary_are_named(field, id_):
         linear_logprob(hidden, weight, given["targets"], ids=given["ids"])
 
 
+@pytest.mark.parametrize("field", ["targets", "ids"])
+def test_narrow_ids_are_refused_in_words(field):
+    hidden, weight, _, targets, ids, _ = inputs(n=8, v=50, bias=False)
+    given = {"targets": targets, "ids": ids}
+    given[field] = given[field].int()
+    with pytest.raises(InputError, match=rf"{field}: ids are int64, got torch.int32"):
+        linear_logprob(hidden, weight, given["targets"], ids=given["ids"])
+
+
 def test_a_second_head_over_another_vocabulary_is_refused():
     hidden, weight, _, targets, _, _ = inputs(n=8, v=50, bias=False)
     for size in (49, 51, 26):

@@ -116,8 +116,10 @@ def linear_logprob(
 
 
 def check_ids(targets: Tensor, ids: Tensor | None, vocabulary: int) -> None:
-    """InputError for a target outside the vocabulary, or an id that is neither in it nor −1."""
+    """InputError for a target outside the vocabulary, an id that is neither in it nor −1, or ids that are not int64."""
     for name, x, least in (("targets", targets, 0), ("ids", ids, -1)):
+        if x is not None and x.dtype != torch.int64:
+            raise InputError(f"{name}: ids are int64, got {x.dtype}; call .long() on them")
         if x is not None and x.numel() and not least <= int(x.min()) <= int(x.max()) < vocabulary:
             worst = int(x.min()) if int(x.min()) < least else int(x.max())
             raise InputError(f"{name}: id {worst} is outside the vocabulary of {vocabulary}")

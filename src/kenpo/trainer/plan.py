@@ -18,6 +18,7 @@ from kenpo.models.policy import pads_rows, shares_prompts
 from kenpo.models.shared_prompt import LEAST_SHARE
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
+from kenpo.trainer.idle import why_none_is_idle
 from kenpo.types import Rollouts
 
 ONE_PHASE = "every weight can be made inside its own microbatch"
@@ -175,6 +176,14 @@ def head_path(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelF
     return f"{fused}: three matrix products"
 
 
+def backward_path(algorithm: Any, passes: Passes) -> str:
+    """Which rollouts run a backward pass, and why."""
+    if passes.two_phase:
+        return "rollouts with a coefficient other than 0; the rest is left out of the second phase"
+    why = why_none_is_idle(algorithm)
+    return f"every rollout: {why}" if why else "groups with an advantage other than 0; the rest is only measured"
+
+
 def prompt_path(config: TrainConfig, facts: ModelFacts) -> str:
     """Whether a group's prompt runs once in scoring and training, and why not."""
     if facts.unshared:
@@ -243,6 +252,7 @@ def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFact
         f"  shared prompts   {prompt_path(config, facts)}",
         f"  padding          {f'yes  {facts.padded}' if facts.padded else 'no   rows lie end to end'}",
         f"  head                  {head_path(config, algorithm, passes, facts)}",
+        f"  backward              {backward_path(algorithm, passes)}",
         "",
         "arithmetic",
         f"  {samples} samples a step in {config.minibatches} minibatch(es) of about {samples // config.minibatches}, "

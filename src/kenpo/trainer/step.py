@@ -24,6 +24,7 @@ from kenpo.trainer.collect import stable_seed
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.cutting import deal, microbatches, units
 from kenpo.trainer.distributed import Ranks
+from kenpo.trainer.idle import idle_rows
 from kenpo.trainer.optimizer import Optimizer, learning_rate
 from kenpo.trainer.plan import Passes, couples_tokens
 from kenpo.types import POLICY_FIELDS, Batch, Loss, Policy, Prepared, Rollouts
@@ -147,7 +148,11 @@ class Updater:
         report.updates += 1
 
     def gradient(self, minibatch: Prepared, report: Report) -> None:
-        """The minibatch's gradient into ``.grad``, added over microbatches and ranks; its figures into `report`."""
+        """The minibatch's gradient into ``.grad``, added over microbatches and ranks; its figures into `report`.
+
+        Rollouts whose coefficients are all 0 run no backward pass: with two phases that is known of each, with one it
+        is told by the advantages, and their terms are measured without gradient.
+        """
         mine = _Figures()
         grads: dict[str, Tensor] | None = None
         if self.algorithm.two_phase(minibatch.rollouts):
@@ -155,13 +160,17 @@ class Updater:
             batch = kenpo.weigh(self.algorithm, minibatch, whole)
             loss, found = kenpo.coefficients(self.algorithm, batch, whole)
             grads = {n: g for n, g in found.items() if n == "logp" or bool(g.any())}
+            idle = minibatch.selected & ~torch.stack([(g != 0).flatten(1).any(1) for g in grads.values()]).any(0)
             if self.ranks.first:  # every rank holds the same whole-minibatch figures: count them once
                 mine.note(loss)
         else:
             batch = kenpo.weigh(self.algorithm, minibatch)
-        selected = minibatch.selected.nonzero().squeeze(1).tolist()
-        for rows in self.cut(minibatch.rollouts, selected, self.model):
+            idle = idle_rows(self.algorithm, batch)
+            for rows in self.cut(minibatch.rollouts, _places(idle), self.model):
+                self._measure(batch[rows], mine)
+        for rows in self.cut(minibatch.rollouts, _places(minibatch.selected & ~idle), self.model):
             self._microbatch(batch[rows], None if grads is None else {n: g[rows] for n, g in grads.items()}, mine)
+        report.add("idle", float(idle.sum()), float(minibatch.selected.sum()))
         if report.updates and minibatch.rollouts.logp_old is None:
             mine.extremes.pop("sampler_gap", None)  # π_θ has moved away from π_old: not the sampler's doing
         self._meet(report, mine)
@@ -185,6 +194,12 @@ class Updater:
             want, divisible = self.want, couples_tokens(self.algorithm, rollouts.logp_old is None) is None
         policy_backward(self.model, rollouts, shares, want=want, divisible=divisible, **self.how)
         self.optimizer.collect()
+
+    @torch.no_grad()
+    def _measure(self, part: Batch, mine: _Figures) -> None:
+        """The figures of rollouts without gradient."""
+        policy = policy_terms(self.model, part.prepared.rollouts, want=self.want, **self.how)
+        mine.note(kenpo.objective(self.algorithm, part, _at_home(policy)))
 
     def _meet(self, report: Report, mine: _Figures) -> None:
         """Add this minibatch's figures over the ranks into `report`."""
@@ -212,6 +227,10 @@ class _Figures:
             entry[1] += float(count)
         for name, value in loss.extremes.items():
             self.extremes[name] = max(self.extremes.get(name, -math.inf), float(value))
+
+
+def _places(rows: Tensor) -> list[int]:
+    return rows.nonzero().squeeze(1).tolist()
 
 
 def _at_home(policy: Policy) -> Policy:
