@@ -77,6 +77,15 @@ def bloom(vocab=64, dtype=torch.float32, seed=0):
     return t.BloomForCausalLM(config).to(dtype).eval()
 
 
+def falcon(vocab=64, dtype=torch.float32, seed=0):
+    """Its attention asks for implementations by name and attends by itself under any other."""
+    t = _transformers()
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    config = t.FalconConfig(vocab_size=vocab, **sizes, bos_token_id=1, eos_token_id=2, initializer_range=0.3)
+    return t.FalconForCausalLM(config).to(dtype).eval()
+
+
 def byte_tokenizer(vocab=300, template=None):
     """A byte-level BPE tokenizer: ids 0 <unk>, 1 <s>, 2 </s>, then bytes and merges; every text decodes to itself."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

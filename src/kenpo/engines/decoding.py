@@ -222,7 +222,7 @@ def choose(model: Any) -> type:
         reasons: list[str] = []
         kind: type = UncachedDecoder
         for kind, what in ((CachedDecoder, "shared prefill"), (PlainCachedDecoder, "cache")):
-            reason = _fault(model, kind)
+            reason = fault(model, kind)
             if reason is None:
                 break
             reasons.append(f"{what}: {reason}")
@@ -237,7 +237,7 @@ def choose(model: Any) -> type:
 
 
 @torch.no_grad()
-def _fault(model: Any, kind: type) -> str | None:
+def fault(model: Any, kind: type) -> str | None:
     """Why a decoder is not right for the model, or None: two prompts, shared and dropped rows, two steps."""
     device = model.get_input_embeddings().weight.device
     size, room = vocabulary_size(model), context_length(model) or 16

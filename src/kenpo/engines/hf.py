@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kenpo.engines.base import Completion, SamplingOptions, check_prompt_fits
 from kenpo.engines.decoding import choose
+from kenpo.engines.in_place import in_place_if_it_pays
 from kenpo.engines.sampling import Draw, StopStrings, cut_text, decode_all, draw, take_best, uniforms
 from kenpo.errors import InputError, NonFiniteError
 from kenpo.models.loading import context_length, stop_ids, vocabulary_size
@@ -60,9 +61,7 @@ class HFEngine:
         found: list[list[Completion | None]] = [[None] * len(s) for s in seeds]
         for chunk in self._chunks(prompts, seeds, options, pads=kind is None or kind.pads):  # type: ignore[attr-defined]
             assert kind is not None
-            for (p, s), completion in zip(
-                chunk, self._run(kind(self.model), prompts, seeds, chunk, options, greedy), strict=True
-            ):
+            for (p, s), completion in zip(chunk, self._run(kind, prompts, seeds, chunk, options, greedy), strict=True):
                 found[p][s] = completion
         return [[c for c in row if c is not None] for row in found]
 
@@ -98,7 +97,7 @@ class HFEngine:
 
     def _run(
         self,
-        decoder: Any,
+        kind: type,
         prompts: Sequence[list[int]],
         seeds: Sequence[Sequence[int]],
         chunk: list[tuple[int, int]],
@@ -109,6 +108,7 @@ class HFEngine:
         used = sorted({p for p, _ in chunk}, key=lambda p: len(prompts[p]))
         place = {p: i for i, p in enumerate(used)}
         owner = torch.tensor([place[p] for p, _ in chunk], device=device)
+        decoder = in_place_if_it_pays(self.model, kind, [len(prompts[p]) for p in used], len(chunk))
         limits = torch.tensor([self._limit(prompts[p], options) for p, _ in chunk], device=device)
         u = uniforms([seeds[p][s] for p, s in chunk], int(limits.max())).to(device)
         tight = bool((limits < options.max_tokens).any())

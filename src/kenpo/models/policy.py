@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kenpo.errors import InputError, MissingFieldError
 from kenpo.models import packing as packed_rows
-from kenpo.models import shared_prompt
+from kenpo.models import shared_keys, shared_prompt
 from kenpo.models.checkpointing import checkpointed
 from kenpo.models.head import Head, Reference, find_head, head_terms, module_inputs, pick_terms
 from kenpo.models.loading import context_length, vocabulary_size
@@ -187,7 +187,9 @@ def _hidden(model: Any, rows: Compact, packing: str) -> tuple[Tensor, Head | Non
     if not families:
         states, start = _unshared(module, rows.ids, lengths, packed)
         return states[start[rows.source_row] + rows.source], head
-    shared = shared_prompt.run(module, rows.ids, lengths, families)
+    longest = max(f.prompt for f in families)
+    in_place = longest >= shared_keys.LEAST_PROMPT and shared_prompt.why_copied(model, module) is None
+    shared = shared_prompt.run(module, rows.ids, lengths, families, in_place)
     # Where a row's output stands in the states of all passes laid end to end, as if it began at position 0.
     size, width = shared.states.shape[:2]
     start = rows.source.new_zeros(len(rows.ids))
@@ -230,6 +232,14 @@ def shares_prompts(model: Any) -> str | None:
         model = model.model
     head = find_head(model)
     return shared_prompt.reason_against(model, model if head is None else head.decoder)
+
+
+def copies_keys(model: Any) -> str | None:
+    """None where rows read a long shared prompt's keys in place, else why each holds a copy."""
+    if isinstance(model, Starting):
+        model = model.model
+    head = find_head(model)
+    return shared_prompt.why_copied(model, model if head is None else head.decoder)
 
 
 def pads_rows(model: Any, packing: str) -> str | None:

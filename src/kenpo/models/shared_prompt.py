@@ -1,6 +1,7 @@
 """A prompt that several rows share runs once: its keys and values are handed to all of them, with exact gradients.
 
-The tokens before the last prompt token run by themselves and fill transformers' cache; the rows go on from there. The
+The tokens before the last prompt token run by themselves and fill transformers' cache; the rows go on from there, each
+with a copy of the cache or, where that pays, reading the prompt's keys where they lie (`kenpo.models.shared_keys`). The
 backward pass adds the rows' gradients up in the prompt's keys and values, so nothing is approximated. Prompts of
 different lengths run side by side, padded at the left under a mask, positions counting real tokens (measured: as quick
 as one prompt at a time, and far quicker where prompts are short).
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kenpo.models import shared_keys
 from kenpo.models.checkpointing import checkpointing
 from kenpo.models.head import accepted_arguments, module_inputs
 from kenpo.models.trial import Known, reason_by_trial
@@ -65,8 +67,11 @@ class Shared(NamedTuple):
     offset: Tensor
 
 
-def run(module: Any, ids: Tensor, lengths: Sequence[int], found: Sequence[Family]) -> Shared:
-    """Run the families' prompts once and their rows from there. ``ids`` [R,W] hold real tokens from the left."""
+def run(module: Any, ids: Tensor, lengths: Sequence[int], found: Sequence[Family], in_place: bool = False) -> Shared:
+    """Run the families' prompts once and their rows from there. ``ids`` [R,W] hold real tokens from the left.
+
+    ``in_place``: the rows read the prompts' keys where they lie instead of copying them.
+    """
     device = ids.device
     rows = [r for family in found for r in family.rows]
     index = torch.tensor(rows, device=device)
@@ -78,22 +83,26 @@ def run(module: Any, ids: Tensor, lengths: Sequence[int], found: Sequence[Family
     padded = any(f.prompt < widest for f in found)
     cache = _new_cache(module)
     _forward(module, ids[first[:, None], place.clamp_min(0)], place.clamp_min(0), place >= 0 if padded else None, cache)
-    _hand_out(cache, owner, len(found))
     offset = prompts[owner]
     width = max(lengths[r] - f.prompt for f in found for r in f.rows)
     positions = offset[:, None] + torch.arange(width, device=device)
-    mask = None
-    if padded:
-        mask = torch.cat([(place >= 0)[owner], torch.ones_like(positions, dtype=torch.bool)], 1)
     # What stands beyond a row's end is padding at the right, which nothing attends to and nothing reads.
     rest = ids[index[:, None], positions.clamp_max(ids.shape[1] - 1)]
     last = torch.tensor([lengths[r] for r in rows], device=device)[:, None] - 1
-    out = _forward(module, rest, torch.minimum(positions, last), mask, cache)
-    return Shared(out, index, offset)
+    positions = torch.minimum(positions, last)
+    real = place >= 0 if padded else None
+    if in_place:
+        with shared_keys.shared_keys(module, shared_keys.Prefix.of(cache, owner, real)):
+            return Shared(_forward(module, rest, positions, None, None), index, offset)
+    _hand_out(cache, owner, len(found))
+    mask = None if real is None else torch.cat([real[owner], torch.ones_like(positions, dtype=torch.bool)], 1)
+    return Shared(_forward(module, rest, positions, mask, cache), index, offset)
 
 
 def _forward(module: Any, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
-    inputs = {"input_ids": ids, "position_ids": positions, _cache_name(module): cache, "use_cache": True}
+    inputs = {"input_ids": ids, "position_ids": positions, "use_cache": cache is not None}
+    if cache is not None:
+        inputs[_cache_name(module)] = cache
     if mask is not None:
         inputs["attention_mask"] = mask.long()
     out = module(**inputs)
@@ -134,6 +143,14 @@ def reason_against(model: Any, module: Any) -> str | None:
     return reason_by_trial(_reasons, model, lambda: _fault(module))
 
 
+_copies: Known = weakref.WeakKeyDictionary()
+
+
+def why_copied(model: Any, module: Any) -> str | None:
+    """Why rows copy the keys of a shared prompt whatever its length, or None: they can read them in place."""
+    return shared_keys.reason_against(model) or reason_by_trial(_copies, model, lambda: _probe(module, in_place=True))
+
+
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -161,13 +178,13 @@ def _fault(module: Any) -> str | None:
 
 
 @torch.no_grad()
-def _probe(module: Any) -> str | None:
+def _probe(module: Any, in_place: bool = False) -> str | None:
     """Two prompts of different lengths, two rows each, against the same rows in a plain forward pass."""
     weight = module.get_input_embeddings().weight
     ids = (torch.arange(1, 29, device=weight.device) * 7919 % int(weight.shape[0])).reshape(4, 7)
     ids[1, :4], ids[3, :2] = ids[0, :4], ids[2, :2]
     lengths = [7, 6, 5, 7]
-    shared = run(module, ids, lengths, [Family([0, 1], 4), Family([2, 3], 2)])
+    shared = run(module, ids, lengths, [Family([0, 1], 4), Family([2, 3], 2)], in_place)
     out = module(**module_inputs(module, ids))
     plain = out.logits if hasattr(out, "logits") else out.last_hidden_state
     worst = 0.0

@@ -14,7 +14,8 @@ from kenpo.algorithm import reads_policy
 from kenpo.errors import InputError
 from kenpo.models.backward import head_chunk
 from kenpo.models.head import FEW_LOGITS
-from kenpo.models.policy import pads_rows, shares_prompts
+from kenpo.models.policy import copies_keys, pads_rows, shares_prompts
+from kenpo.models.shared_keys import LEAST_PROMPT
 from kenpo.models.shared_prompt import LEAST_SHARE
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
@@ -129,6 +130,7 @@ class ModelFacts:
     chunk: int | None  # positions that a fused head takes at a time; None: its logits are made whole
     trainable: int  # parameters
     unshared: str | None  # why prompts can't be shared in training; None: they can
+    copied: str | None  # why each row copies a shared prompt's keys; None: it reads them in place
     padded: str | None  # why rows are padded; None: they are packed
 
     @classmethod
@@ -144,7 +146,7 @@ class ModelFacts:
             getattr(c, "num_hidden_layers", None) or 1, hidden,
             int(model.get_input_embeddings().weight.shape[0]), width, head_chunk(model),
             sum(p.numel() for p in parameters if p.requires_grad), shares_prompts(model),
-            pads_rows(model, packing),
+            copies_keys(model), pads_rows(model, packing),
         )  # fmt: skip
 
 
@@ -190,7 +192,8 @@ def prompt_path(config: TrainConfig, facts: ModelFacts) -> str:
         return f"no   {facts.unshared}"
     if config.group_size == 1:
         return "no   a group holds one sample"
-    return f"yes  where that saves {LEAST_SHARE:.0%} of a group's tokens: once in scoring and training"
+    keys = f"copied by each sample: {facts.copied}" if facts.copied else f"read in place from {LEAST_PROMPT} tokens on"
+    return f"yes  where that saves {LEAST_SHARE:.0%} of a group's tokens, in scoring and training; keys are {keys}"
 
 
 def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> dict[str, int]:

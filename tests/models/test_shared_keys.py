@@ -1,0 +1,107 @@
+"""Rows that read a prompt's keys where they lie have the log-probs and gradients of rows that hold a copy."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+
+from kenpo.models import shared_keys, shared_prompt
+from kenpo.models.head import find_head
+from kenpo.models.policy import policy_terms
+from models.test_shared_prompt import ROWS, batch, unshared, value_and_gradient
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """Share from the first token saved on, and in place however short the prompt."""
+    monkeypatch.setattr(shared_prompt, "LEAST_TOKENS", 1)
+    monkeypatch.setattr(shared_keys, "LEAST_PROMPT", 1)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Shapes of the queries that came here."""
+    seen, attention = [], shared_keys.prefix_attention
+
+    def watch(query, *rest, **more):
+        seen.append(query.shape)
+        return attention(query, *rest, **more)
+
+    monkeypatch.setattr(shared_keys, "prefix_attention", watch)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype", "tolerance"),
+    [
+        (tiny.gpt2, torch.float64, 1e-10),
+        (tiny.llama, torch.float64, 1e-6),
+        (tiny.qwen3, torch.float64, 1e-6),
+        (tiny.gemma, torch.float64, 1e-6),
+        (tiny.cohere, torch.float64, 1e-6),
+        (tiny.qwen3, torch.float32, 1e-5),
+        (tiny.llama, torch.bfloat16, 0.15),  # that much is bf16's own rounding: plain rows are 0.05 from float32
+    ],
+)
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:4], ROWS[2:]], ids=["two prompts", "one", "uneven"])
+@pytest.mark.parametrize("holes", [False, True])
+def test_equals_every_row_with_its_own_prompt(make, dtype, tolerance, rows, holes, monkeypatch, calls):
+    model, rollouts = make(dtype=dtype), batch(rows, holes=holes)
+    plain = unshared(model, rollouts, monkeypatch)
+    assert calls == []
+    got = value_and_gradient(model, rollouts)
+    assert calls
+    assert torch.allclose(got[0], plain[0], rtol=0, atol=min(tolerance * 10, 0.1))
+    assert float((got[1] - plain[1]).norm() / plain[1].norm()) < tolerance
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_short_prompts_are_copied(monkeypatch, calls):
+    monkeypatch.setattr(shared_keys, "LEAST_PROMPT", 64)
+    value_and_gradient(tiny.llama(), batch())
+    assert calls == []
+
+
+def eager():
+    model = tiny.llama()
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(eager, "eager"), (tiny.falcon, "unsupported operand"), (tiny.llama, "under scaling")]
+)
+def test_other_attentions_copy_and_agree(make, why, monkeypatch, calls):
+    if make is tiny.llama:  # as if a scaling were something that the attention knows nothing of
+        monkeypatch.setattr(shared_keys, "FOREIGN", ("scaling",))
+    model, rollouts = make(), batch()
+    assert why in shared_prompt.why_copied(model, find_head(model).decoder)
+    calls.clear()
+    plain = unshared(model, rollouts, monkeypatch)
+    got = value_and_gradient(model, rollouts)
+    assert calls == []
+    assert torch.allclose(got[0], plain[0], atol=1e-5)
+    assert float((got[1] - plain[1]).norm() / plain[1].norm()) < 1e-5
+
+
+def test_adapters(monkeypatch, calls):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "k_proj"], init_lora_weights=False)
+    model, rollouts = peft.get_peft_model(tiny.llama(dtype=torch.float64), config), batch()
+    plain = unshared(model, rollouts, monkeypatch)
+    got = value_and_gradient(model, rollouts)
+    assert calls
+    assert float((got[1] - plain[1]).norm() / plain[1].norm()) < 1e-6
+
+
+def test_an_error_inside_leaves_the_model_as_it_was():
+    model = tiny.llama()
+    decoder, rollouts = find_head(model).decoder, batch()
+    policy_terms(model, rollouts, temperature=1.0)
+    hook = decoder.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        policy_terms(model, rollouts, temperature=1.0)
+    hook.remove()
+    assert model.config._attn_implementation == "sdpa"
+    assert shared_keys._prefix.get() is None
