@@ -58,9 +58,21 @@ def test_equals_every_row_with_its_own_prompt(make, dtype, tolerance, rows, hole
 
 
 def test_short_prompts_are_copied(monkeypatch, calls):
-    monkeypatch.setattr(shared_keys, "LEAST_PROMPT", 64)
+    monkeypatch.setattr(shared_keys, "LEAST_PROMPT", 20)
     value_and_gradient(tiny.llama(), batch())
     assert calls == []
+    monkeypatch.setattr(shared_keys, "LEAST_PROMPT", 19)  # the last token of a prompt stays with the row
+    value_and_gradient(tiny.llama(), batch())
+    assert calls
+
+
+def test_the_rule():
+    def pays(*families):
+        return shared_prompt.in_place_pays([shared_prompt.Family(list(range(n)), prompt) for n, prompt in families])
+
+    assert pays((2, 1))
+    assert pays((8, 1), (2, 1), (2, 1))  # 24 places for 12 rows
+    assert not pays((9, 1), (2, 1), (2, 1))
 
 
 def eager():

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from kenpo.errors import InputError
 from kenpo.ops.prefix_attention import Owners, prefix_attention
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -91,6 +92,11 @@ def test_under_autocast_it_runs_in_its_dtype():
     assert torch.allclose(low.float(), prefix_attention(*given, owners), atol=3e-2)
     low.float().sum().backward()
     assert all(x.grad.dtype == torch.float32 for x in given)
+
+
+def test_queries_in_the_middle_are_refused():
+    with pytest.raises(InputError, match="2 queries over 5 own keys"):
+        prefix_attention(*inputs([0, 1], 2, 5, 2, 2, torch.float64), Owners.of(torch.tensor([0, 1]), 3))
 
 
 def test_places_of_rows():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kenpo.errors import InputError, MissingFieldError
 from kenpo.models import packing as packed_rows
-from kenpo.models import shared_keys, shared_prompt
+from kenpo.models import shared_prompt
 from kenpo.models.checkpointing import checkpointed
 from kenpo.models.head import Head, Reference, find_head, head_terms, module_inputs, pick_terms
 from kenpo.models.loading import context_length, vocabulary_size
@@ -187,8 +187,7 @@ def _hidden(model: Any, rows: Compact, packing: str) -> tuple[Tensor, Head | Non
     if not families:
         states, start = _unshared(module, rows.ids, lengths, packed)
         return states[start[rows.source_row] + rows.source], head
-    longest = max(f.prompt for f in families)
-    in_place = longest >= shared_keys.LEAST_PROMPT and shared_prompt.why_copied(model, module) is None
+    in_place = shared_prompt.in_place_pays(families) and shared_prompt.why_copied(model, module) is None
     shared = shared_prompt.run(module, rows.ids, lengths, families, in_place)
     # Where a row's output stands in the states of all passes laid end to end, as if it began at position 0.
     size, width = shared.states.shape[:2]

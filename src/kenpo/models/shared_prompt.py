@@ -59,6 +59,14 @@ def families(prefixes: Sequence[bytes], prompts: Sequence[int], lengths: Sequenc
     return found, spared
 
 
+def in_place_pays(found: Sequence[Family]) -> bool:
+    """Whether reading the prompts' keys in place is the quicker way: a long prompt, and families of like size, since
+    each is given as many places for rows as the largest has."""
+    places = len(found) * max(len(f.rows) for f in found)
+    long = max(f.prompt for f in found) >= shared_keys.LEAST_PROMPT
+    return long and places <= 2 * sum(len(f.rows) for f in found)
+
+
 class Shared(NamedTuple):
     """Output states of rows that went on from shared prompts: ``states`` [R,S,H] start at position ``offset`` [R]."""
 

@@ -13,10 +13,13 @@ head h reads key head h // (H/G)), D head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from kenpo.errors import InputError
 
 
 class Owners(NamedTuple):
@@ -70,13 +73,15 @@ def prefix_attention(
     real: Tensor | None = None,
     scaling: float | None = None,
 ) -> Tensor:
-    """Output [R,H,S,D] of queries [R,H,S,D] over the row's prefix and, causally, over its own keys.
+    """Output [R,H,S,D] of queries [R,H,S,D] over the row's prefix and its own keys up to each query's place.
 
-    Or, for S = 1, over all of its own keys: `key`, `value` [R,G,S,D] ([R,G,N,D] where S is 1), `prefix_key`,
-    `prefix_value` [P,G,L,D]. `real` [P,L] bool is false at keys of padding; every prefix has a real one. `scaling`
-    None: D^-½. Computed in the queries' dtype, under autocast in its. Gradients go to all five tensors. Raises what
-    torch raises for sizes that its fused attention does not take.
+    `key`, `value` are [R,G,S,D], or [R,G,N,D] for S = 1, the last of N tokens; `prefix_key`, `prefix_value` [P,G,L,D].
+    `real` [P,L] bool is false at keys of padding; every prefix has a real one. `scaling` None: D^-½. Computed in the
+    queries' dtype, under autocast in its. Gradients go to all five tensors. Raises `InputError` for own keys of another
+    number than the queries, and what torch raises for sizes that its fused attention does not take.
     """
+    if query.shape[2] not in (1, key.shape[2]):
+        raise InputError(f"{query.shape[2]} queries over {key.shape[2]} own keys: give one query, or one for every key")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kind = query.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
@@ -94,8 +99,7 @@ class _PrefixAttention(torch.autograd.Function):
         heads, new, groups = query.shape[1], query.shape[2], key.shape[1]
         far, far_norm = _attend(owners.gathered(query, groups), prefix_key, prefix_value, False, mask, scale)
         far, far_norm = (owners.handed_back(x, heads, new) for x in (far, far_norm[..., None]))
-        causal = new > 1
-        near, near_norm = _attend(*_own(query, key, value), causal, None, scale)
+        near, near_norm = _attend(*_own(query, key, value), new > 1, None, scale)
         near, near_norm = near.reshape_as(far), near_norm.reshape_as(far_norm)
         norm = torch.logaddexp(far_norm, near_norm)
         out = torch.lerp(near.to(norm.dtype), far.to(norm.dtype), (far_norm - norm).exp_()).to(query.dtype)
@@ -107,13 +111,12 @@ class _PrefixAttention(torch.autograd.Function):
     def backward(ctx, gradient):
         query, key, value, prefix_key, prefix_value, mask, out, norm = ctx.saved_tensors
         owners, scale, groups, heads, new = ctx.owners, ctx.scale, key.shape[1], query.shape[1], query.shape[2]
-        given, asked, got, size = (owners.gathered(x, groups) for x in (gradient, query, out, norm))
-        d_far, d_prefix_key, d_prefix_value = _back(
-            given, asked, got, size, prefix_key, prefix_value, False, mask, scale
-        )  # fmt: skip
-        asked, own_key, own_value = _own(query, key, value)
-        given, got, size = (x.reshape(*asked.shape[:3], x.shape[-1]) for x in (gradient, out, norm))
-        d_near, d_key, d_value = _back(given, asked, got, size, own_key, own_value, new > 1, None, scale)
+        given = (gradient, query, out, norm)
+        far = [owners.gathered(x, groups) for x in given]
+        d_far, d_prefix_key, d_prefix_value = _back(far, prefix_key, prefix_value, False, mask, scale)
+        own_query, own_key, own_value = _own(query, key, value)
+        near = [x.reshape(*own_query.shape[:3], x.shape[-1]) for x in given]
+        d_near, d_key, d_value = _back(near, own_key, own_value, new > 1, None, scale)
         d_query = owners.handed_back(d_far, heads, new).add_(d_near.reshape_as(query))
         if own_key.shape != key.shape:
             d_key, d_value = (d.unflatten(1, (groups, -1)).sum(2) for d in (d_key, d_value))
@@ -142,9 +145,10 @@ def _attend(
 
 
 def _back(
-    gradient: Tensor, query: Tensor, out: Tensor, norm: Tensor, key: Tensor, value: Tensor,
-    causal: bool, mask: Tensor | None, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of query, key and value, given the output and normaliser of the attention that they are part of."""
+    given: Sequence[Tensor], key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value from (upstream gradient, query, output, normaliser), the latter two those of
+    the attention that this one is a part of."""
+    gradient, query, out, norm = given
     fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     return fused(gradient, query, key, value, out, norm[..., 0], 0.0, causal, attn_mask=mask, scale=scale)
