@@ -22,10 +22,12 @@ def always(monkeypatch):
     monkeypatch.setattr(in_place, "LEAST_ROWS_SAMPLING", 1)
 
 
+@pytest.mark.parametrize("least", [0, 3], ids=["in place", "then copied"])
 @pytest.mark.parametrize("make", [tiny.gpt2, tiny.llama, tiny.qwen3, tiny.gemma])
 @pytest.mark.parametrize("owner", [[0, 0, 0, 1, 1, 2], [2, 0, 1, 0, 2, 0]], ids=["in order", "mixed"])
-def test_equals_a_plain_forward(make, owner):
+def test_equals_a_plain_forward(make, owner, least, monkeypatch):
     """Rows leave before the first token and later; a prompt whose rows are all gone is forgotten."""
+    monkeypatch.setattr(in_place, "LEAST_ROWS_SAMPLING", least)
     model = make(dtype=torch.float64)
     decoder, plain = InPlaceDecoder(model), UncachedDecoder(model)
     owner = torch.tensor(owner)
@@ -39,13 +41,30 @@ def test_equals_a_plain_forward(make, owner):
                 live = live[rows]
                 decoder.keep(rows)
                 plain.keep(rows)
-                if t:
+                copied = bool(least and t)
+                assert (decoder.prefix is None) == copied
+                if not copied:
                     assert decoder.prefix.owners.prefixes == len(owner[live].unique())
             ids = (live * 7 + 3 * t) % 60
             assert torch.allclose(decoder.step(ids), plain.step(ids), atol=1e-6)
     held = decoder.cache.layers[0].keys
-    assert held.shape[2] == 9  # the rows' own tokens only
+    assert held.shape[2] == 9 + (len(LONG) if least else 0)  # the rows' own tokens only, until they are copies
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_prompt_with_most_of_the_rows_is_copied():
+    """Three prompts, five rows of one: twelve places and more would stay empty."""
+    model = tiny.llama(dtype=torch.float64)
+    owner = torch.tensor([0] * 5 + [1] * 5 + [2] * 5)
+    decoder, plain = InPlaceDecoder(model), UncachedDecoder(model)
+    rows = torch.tensor([0, 1, 2, 3, 4, 5, 10])
+    with torch.inference_mode():
+        for d in (decoder, plain):
+            d.start([LONG, SHORT, OTHER], owner)
+            d.step(torch.arange(15))
+            d.keep(rows)
+        assert decoder.prefix is None
+        assert torch.allclose(decoder.step(torch.arange(7)), plain.step(torch.arange(7)), atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [SamplingOptions(max_tokens=12), SamplingOptions(max_tokens=12, top_k=9)])
@@ -68,11 +87,16 @@ def test_the_engine_draws_the_same_samples(options, always, monkeypatch):
 
 def test_it_is_taken_where_it_pays(monkeypatch):
     model = tiny.llama()
-    kind = lambda lengths, rows, first=CachedDecoder: type(in_place_if_it_pays(model, first, lengths, rows))  # noqa: E731
-    assert kind([300, 20], 8) is InPlaceDecoder
-    assert kind([300, 20], 7) is CachedDecoder
-    assert kind([255, 20], 8) is CachedDecoder
-    assert kind([300, 20], 8, PlainCachedDecoder) is PlainCachedDecoder
+
+    def kind(lengths, rows, first=CachedDecoder, model=model):
+        owner = torch.repeat_interleave(torch.tensor(rows))
+        return type(in_place_if_it_pays(model, first, lengths, owner))
+
+    assert kind([300, 20], [4, 4]) is InPlaceDecoder
+    assert kind([300, 20], [4, 3]) is CachedDecoder
+    assert kind([255, 20], [4, 4]) is CachedDecoder
+    assert kind([300, 20, 20], [20, 2, 2]) is CachedDecoder  # 60 places for 24 rows
+    assert kind([300, 20], [4, 4], PlainCachedDecoder) is PlainCachedDecoder
     model.set_attn_implementation("eager")
-    assert kind([300, 20], 8) is CachedDecoder
-    assert type(in_place_if_it_pays(tiny.falcon(), CachedDecoder, [300], 8)) is CachedDecoder  # attends in its own way
+    assert kind([300, 20], [4, 4]) is CachedDecoder
+    assert kind([300], [8], model=tiny.falcon()) is CachedDecoder  # attends in its own way

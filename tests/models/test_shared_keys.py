@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import tiny
 import torch
 
+from kenpo.engines.decoding import fault
+from kenpo.engines.in_place import InPlaceDecoder
 from kenpo.models import shared_keys, shared_prompt
 from kenpo.models.head import find_head
 from kenpo.models.policy import policy_terms
@@ -116,4 +120,68 @@ def test_an_error_inside_leaves_the_model_as_it_was():
         policy_terms(model, rollouts, temperature=1.0)
     hook.remove()
     assert model.config._attn_implementation == "sdpa"
-    assert shared_keys._prefix.get() is None
+    assert shared_keys._now.get() is None
+
+
+def silent(model):
+    """Attention adds nothing to the states, so that no output tells what it reads."""
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    return model
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_what_a_layer_reads_is_counted_not_believed(times):
+    """Outputs can't tell in a fresh model of zero output projections; a wrong attention would show once it trains."""
+    model = silent(tiny.llama())
+    assert shared_prompt.why_copied(model, find_head(model).decoder) is None
+    model = silent(tiny.llama())
+    attention = model.model.layers[1].self_attn
+    plain = attention.forward
+
+    def odd(hidden_states, **options):
+        if any(options.get(name) is not None for name in ("cache", "past_key_values")):
+            return plain(hidden_states, **options)
+        return [plain(hidden_states, **options) for _ in range(times)][-1] if times else (hidden_states * 0, None)
+
+    attention.forward = odd
+    assert f"layer 1 are read {times} times" in shared_prompt.why_copied(model, find_head(model).decoder)
+
+
+def test_nan_is_no_agreement(monkeypatch):
+    attention = shared_keys.prefix_attention
+    monkeypatch.setattr(shared_keys, "prefix_attention", lambda *a, **k: attention(*a, **k) * torch.nan)
+    model = tiny.llama()
+    assert "nan" in shared_prompt.why_copied(model, find_head(model).decoder)
+    assert "nan" in fault(model, InPlaceDecoder)
+
+
+def test_float64_under_autocast(calls):
+    model, rollouts = tiny.llama(dtype=torch.float64), batch()
+    plain = value_and_gradient(model, rollouts)
+    calls.clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = value_and_gradient(model, rollouts)
+    assert calls
+    assert torch.allclose(got[1], plain[1])
+
+
+def test_another_thread_may_run_the_model(monkeypatch):
+    """It finds the configuration changed, and attends as usual, with its own padding masked."""
+    model, rollouts = tiny.llama(dtype=torch.float64), batch()
+    policy_terms(model, rollouts, temperature=1.0)  # the trials are behind us
+    ids, mask = torch.tensor([[3, 4, 5, 6], [1, 1, 7, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    want, got = model(ids, attention_mask=mask).logits, []
+    attention = shared_keys.prefix_attention
+
+    def meanwhile(*args, **options):
+        if not got:
+            thread = threading.Thread(target=lambda: got.append(model(ids, attention_mask=mask).logits))
+            thread.start()
+            thread.join()
+        return attention(*args, **options)
+
+    monkeypatch.setattr(shared_keys, "prefix_attention", meanwhile)
+    policy_terms(model, rollouts, temperature=1.0)
+    assert torch.allclose(got[0], want)

@@ -8,6 +8,7 @@ import torch
 import kenpo
 from kenpo.models.loading import load_model
 from kenpo.models.policy import policy_terms
+from kenpo.stages.base import Surrogate
 from kenpo.trainer import step as step_module
 from kenpo.trainer.config import TrainConfig, resolve
 from kenpo.trainer.distributed import Ranks
@@ -162,6 +163,20 @@ def test_an_objective_of_its_own_is_not_second_guessed(batch):
     own = Stubborn(**{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)})
     assert "objective of its own" in why_none_is_idle(own)
     assert not idle_rows(own, kenpo.weigh(own, kenpo.prepare(own, batch))).any()
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner(Surrogate):
+    """Differentiates inside itself."""
+
+    def __call__(self, ratio, ctx):
+        (slope,) = torch.autograd.grad(ratio.sum(), ratio, retain_graph=True)
+        return ratio * ctx.advantages * slope
+
+
+def test_a_stage_may_differentiate_inside_itself(models, batch, monkeypatch):
+    monkeypatch.setattr("trainer.test_idle.algorithm_of", lambda name: kenpo.get("gspo").but(surrogate=Inner()))
+    assert one_step(models, "inner", batch)[4] == IDLE
 
 
 def test_the_plan_says_what_runs_backward(models):

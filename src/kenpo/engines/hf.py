@@ -108,7 +108,7 @@ class HFEngine:
         used = sorted({p for p, _ in chunk}, key=lambda p: len(prompts[p]))
         place = {p: i for i, p in enumerate(used)}
         owner = torch.tensor([place[p] for p, _ in chunk], device=device)
-        decoder = in_place_if_it_pays(self.model, kind, [len(prompts[p]) for p in used], len(chunk))
+        decoder = in_place_if_it_pays(self.model, kind, [len(prompts[p]) for p in used], owner)
         limits = torch.tensor([self._limit(prompts[p], options) for p, _ in chunk], device=device)
         u = uniforms([seeds[p][s] for p, s in chunk], int(limits.max())).to(device)
         tight = bool((limits < options.max_tokens).any())

@@ -11,14 +11,18 @@ from torch import Tensor
 
 from kenpo.engines.decoding import CachedDecoder, Decoder, fault, left_padded, new_cache
 from kenpo.models.shared_keys import LEAST_PROMPT_SAMPLING, LEAST_ROWS_SAMPLING, Prefix, reason_against, shared_keys
+from kenpo.ops.prefix_attention import Owners
 
 
 class InPlaceDecoder(CachedDecoder):
-    """Runs each prompt once, for all its rows; see `kenpo.models.shared_keys`."""
+    """Runs each prompt once, for all its rows; see `kenpo.models.shared_keys`.
+
+    Once few rows a prompt are left, or most of those of one prompt, it copies the keys and goes on like its sister.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self.prefix: Prefix
+        self.prefix: Prefix | None = None  # None: the rows hold copies
         self.owner: Tensor  # [R] prompt of each row, among those of `prefix`
 
     def start(self, prompts: Sequence[Sequence[int]], owner: Tensor) -> Tensor:
@@ -31,28 +35,52 @@ class InPlaceDecoder(CachedDecoder):
         return logits[owner]
 
     def step(self, ids: Tensor) -> Tensor:
+        if self.prefix is None:
+            return super().step(ids)
         positions = self.length[:, None]
         self.length = self.length + 1
         with shared_keys(self.model, self.prefix):
             return self._forward(ids[:, None], None, positions)
 
     def keep(self, rows: Tensor) -> None:
-        if self.cache.get_seq_length():
+        if self.prefix is None:
+            super().keep(rows)
+            return
+        own = self.cache.get_seq_length()
+        if own:
             self.cache.reorder_cache(rows)
         self.length = self.length[rows]
         self.prefix, self.owner = self.prefix.owned(self.owner[rows])
+        if own and not _pays(self.prefix.owners):
+            self._copy(self.prefix, own)
+
+    def _copy(self, prefix: Prefix, own: int) -> None:
+        """Give every row a copy of its prompt's keys, in front of its `own` tokens."""
+        for layer, key, value in zip(self.cache.layers, prefix.keys, prefix.values, strict=True):
+            if key is not None and value is not None:
+                layer.prepend(key[self.owner], value[self.owner])
+        if prefix.real is not None:
+            real = prefix.real[self.owner].long()
+            self.mask = torch.cat([real, real.new_ones((len(real), own))], 1)
+        self.prefix = None
 
 
 _faults: weakref.WeakKeyDictionary[Any, list[str | None]] = weakref.WeakKeyDictionary()
 
 
-def in_place_if_it_pays(model: Any, kind: type, lengths: Sequence[int], rows: int) -> Decoder:
-    """An `InPlaceDecoder` where `kind` is its plain sister, the prompts' `lengths` and the number of `rows` make it
-    worth it, and a probe proves it right for the model; else a `kind`."""
-    pays = max(lengths) >= LEAST_PROMPT_SAMPLING and rows >= LEAST_ROWS_SAMPLING * len(lengths)
+def in_place_if_it_pays(model: Any, kind: type, lengths: Sequence[int], owner: Tensor) -> Decoder:
+    """An `InPlaceDecoder` where `kind` is its plain sister, the prompts' `lengths` and their numbers of rows make it
+    worth it, and a probe proves it right for the model; else a `kind`. Row r goes on from prompt ``owner[r]``."""
+    rows = Owners.of(owner, len(lengths))
+    pays = max(lengths) >= LEAST_PROMPT_SAMPLING and _pays(rows)
     if kind is not CachedDecoder or not pays or reason_against(model) is not None:
         return kind(model)
     if model not in _faults:
         with torch.autocast("cpu", enabled=False):
             _faults[model] = [fault(model, InPlaceDecoder)]
     return kind(model) if _faults[model][0] else InPlaceDecoder(model)
+
+
+def _pays(owners: Owners) -> bool:
+    """Enough rows a prompt, and of like numbers."""
+    return owners.even and len(owners.slot) >= LEAST_ROWS_SAMPLING * owners.prefixes

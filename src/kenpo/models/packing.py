@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kenpo.errors import InputError, unknown_name
 from kenpo.models.head import accepted_arguments, module_inputs
-from kenpo.models.trial import Known, attention_of, reason_by_trial
+from kenpo.models.trial import Known, attention_of, reason_by_trial, relative_difference
 
 #: "auto" packs under a variable-length kernel, "on" under any attention, "off" never.
 PACKING = ("auto", "on", "off")
@@ -67,11 +67,11 @@ def _probe(module: Any) -> str | None:
     ids = (torch.arange(1, 29, device=weight.device) * 7919 % int(weight.shape[0])).reshape(4, 7)
     lengths = [5, 1, 7, 3]
     states, starts = run(module, ids, lengths)
-    worst = 0.0
+    tolerance = {torch.float64: 1e-6, torch.float32: 1e-4}.get(states.dtype, 5e-2)
     for row, (start, n) in enumerate(zip(starts.tolist(), lengths, strict=True)):
         out = module(**module_inputs(module, ids[row : row + 1, :n]))
-        plain = (out.logits if hasattr(out, "logits") else out.last_hidden_state)[0].double()
-        difference = (states[start : start + n].double() - plain).abs().max()
-        worst = max(worst, float(difference / plain.abs().max().clamp_min(1e-30)))
-    tolerance = {torch.float64: 1e-6, torch.float32: 1e-4}.get(states.dtype, 5e-2)
-    return None if worst <= tolerance else f"packed states differ from each row's own by {worst:.1g} of their size"
+        plain = (out.logits if hasattr(out, "logits") else out.last_hidden_state)[0]
+        worst = relative_difference(states[start : start + n], plain, plain)
+        if not worst <= tolerance:
+            return f"packed states differ from each row's own by {worst:.1g} of their size"
+    return None

@@ -53,7 +53,8 @@ class Prefix(NamedTuple):
         return Prefix(keys, values, real, Owners.of(owner, len(left))), owner
 
 
-_prefix: ContextVar[Prefix | None] = ContextVar("prefix", default=None)
+#: The prompts of the pass that runs, and how often each layer has read its keys.
+_now: ContextVar[tuple[Prefix, list[int]] | None] = ContextVar("shared_keys", default=None)
 
 
 def reason_against(model: Any) -> str | None:
@@ -68,36 +69,58 @@ def reason_against(model: Any) -> str | None:
 
 @contextlib.contextmanager
 def shared_keys(model: Any, prefix: Prefix) -> Iterator[None]:
-    """Within it the model's rows, run without mask and prompt, go on from the prompts of `prefix`."""
+    """Within it the model's rows, run without mask and prompt, go on from the prompts of `prefix`.
+
+    Meant for one forward pass, in which every layer that has filled the cache reads its keys exactly once; what else a
+    model may do with them (other layers' keys, an attention of its own) is a NotImplementedError at the end.
+    """
     _register()
     config = model.config.get_text_config(decoder=True)
     usual, config._attn_implementation = config._attn_implementation, NAME
-    token = _prefix.set(prefix)
+    reads = [0] * len(prefix.keys)
+    token = _now.set((prefix, reads))
     try:
         yield
     finally:
-        _prefix.reset(token)
-        config._attn_implementation = usual
+        _now.reset(token)
+        config._attn_implementation = "sdpa" if usual == NAME else usual
+    for layer, (key, times) in enumerate(zip(prefix.keys, reads, strict=True)):
+        if times != (key is not None):
+            raise NotImplementedError(f"the keys of layer {layer} are read {times} times in a pass")
 
 
 @functools.cache
 def _register() -> None:
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+def _mask(*args: Any, **options: Any) -> Tensor | None:
+    """None: a prompt's rows see all of it, and their own tokens causally."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    return None if _now.get() else ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **options)
 
 
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention: [R,H,S,D] queries, [R,G,N,D] own keys and values. [R,S,H,D]."""
-    prefix = _prefix.get()
+    now = _now.get()
+    if now is None:  # another thread runs the model while its configuration names this attention
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    prefix, reads = now
     foreign = [n for n in FOREIGN if options.get(n) is not None]
-    if prefix is None or attention_mask is not None or foreign or not getattr(module, "is_causal", True):
+    if attention_mask is not None or foreign or not getattr(module, "is_causal", True):
         raise NotImplementedError(f"shared keys under {foreign[0] if foreign else 'a mask'}")
     prefix_key, prefix_value = prefix.keys[module.layer_idx], prefix.values[module.layer_idx]
     if prefix_key is None or prefix_value is None:
         raise NotImplementedError("shared keys of a layer without any")
+    reads[module.layer_idx] += 1
     out = prefix_attention(
         query, key, value, prefix_key, prefix_value, prefix.owners, real=prefix.real, scaling=options.get("scaling")
     )

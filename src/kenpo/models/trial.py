@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 #: model -> attention implementation -> why not, or None
 Known = weakref.WeakKeyDictionary[Any, dict[str, str | None]]
@@ -35,3 +36,8 @@ def _answer(trial: Callable[[], str | None]) -> str | None:
     except Exception as error:
         lines = str(error).strip().splitlines()
         return (lines[0] if lines else type(error).__name__)[:160]
+
+
+def relative_difference(a: Tensor, b: Tensor, scale: Tensor) -> float:
+    """Largest difference of two results, over the largest entry of `scale`; NaN if any of them is."""
+    return float((a.double() - b.double()).abs().max() / scale.double().abs().max().clamp_min(1e-30))

@@ -46,6 +46,11 @@ class Owners(NamedTuple):
         full = len(owner) == prefixes * size and bool((slot == torch.arange(len(owner), device=owner.device)).all())
         return cls(slot, prefixes, size, full)
 
+    @property
+    def even(self) -> bool:
+        """Whether prefixes have so like numbers of rows that at most half the places are empty."""
+        return self.prefixes * self.size <= 2 * len(self.slot)
+
     def gathered(self, x: Tensor, groups: int) -> Tensor:
         """[R,H,S,E] as the queries of each prefix and key head, [P,G,size·H/G·S,E]; empty places hold 0."""
         if not self.full:
@@ -77,14 +82,15 @@ def prefix_attention(
 
     `key`, `value` are [R,G,S,D], or [R,G,N,D] for S = 1, the last of N tokens; `prefix_key`, `prefix_value` [P,G,L,D].
     `real` [P,L] bool is false at keys of padding; every prefix has a real one. `scaling` None: D^-½. Computed in the
-    queries' dtype, under autocast in its. Gradients go to all five tensors. Raises `InputError` for own keys of another
-    number than the queries, and what torch raises for sizes that its fused attention does not take.
+    queries' dtype, under autocast in its (float64 stays). Gradients go to all five tensors. Raises `InputError` for own
+    keys of another number than the queries, and what torch raises for sizes that its fused attention does not take.
     """
     if query.shape[2] not in (1, key.shape[2]):
         raise InputError(f"{query.shape[2]} queries over {key.shape[2]} own keys: give one query, or one for every key")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    kind = query.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    kind, dtype = query.device.type, query.dtype
+    if torch.is_autocast_enabled(kind) and dtype != torch.float64:  # which autocast leaves alone
+        dtype = torch.get_autocast_dtype(kind)
     given = [x.to(dtype) for x in (query, key, value, prefix_key, prefix_value)]
     mask = None
     if real is not None:

@@ -195,11 +195,11 @@ class Updater:
         policy_backward(self.model, rollouts, shares, want=want, divisible=divisible, **self.how)
         self.optimizer.collect()
 
-    @torch.no_grad()
     def _measure(self, part: Batch, mine: _Figures) -> None:
         """The figures of rollouts without gradient."""
-        policy = policy_terms(self.model, part.prepared.rollouts, want=self.want, **self.how)
-        mine.note(kenpo.objective(self.algorithm, part, _at_home(policy)))
+        with torch.no_grad():
+            policy = policy_terms(self.model, part.prepared.rollouts, want=self.want, **self.how)
+        mine.note(kenpo.coefficients(self.algorithm, part, _at_home(policy))[0])
 
     def _meet(self, report: Report, mine: _Figures) -> None:
         """Add this minibatch's figures over the ranks into `report`."""
