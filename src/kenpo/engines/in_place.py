@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kenpo.engines.decoding import CachedDecoder, Decoder, fault, left_padded, new_cache
+from kenpo.models.policy import copies_keys
 from kenpo.models.shared_keys import LEAST_PROMPT_SAMPLING, LEAST_ROWS_SAMPLING, Prefix, reason_against, shared_keys
 from kenpo.ops.prefix_attention import Owners
 
@@ -77,7 +78,7 @@ def in_place_if_it_pays(model: Any, kind: type, lengths: Sequence[int], owner: T
         return kind(model)
     if model not in _faults:
         with torch.autocast("cpu", enabled=False):
-            _faults[model] = [fault(model, InPlaceDecoder)]
+            _faults[model] = [copies_keys(model) or fault(model, InPlaceDecoder)]
     return kind(model) if _faults[model][0] else InPlaceDecoder(model)
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from kenpo.models import short_attention
@@ -56,6 +57,9 @@ class Prefix(NamedTuple):
 #: The prompts of the pass that runs, and how often each layer has read its keys.
 _now: ContextVar[tuple[Prefix, list[int]] | None] = ContextVar("shared_keys", default=None)
 
+#: While a model is tried: what the attention of each layer was given.
+_seen: ContextVar[dict[int, list[tuple[Tensor, Tensor]]] | None] = ContextVar("seen", default=None)
+
 
 def reason_against(model: Any) -> str | None:
     """Why a model can't use it before any trial, or None."""
@@ -89,6 +93,32 @@ def shared_keys(model: Any, prefix: Prefix) -> Iterator[None]:
             raise NotImplementedError(f"the keys of layer {layer} are read {times} times in a pass")
 
 
+def why_not_the_caches(model: Any, run: Callable[[], Any]) -> str | None:
+    """Why a model's attention can't read the keys that its cache holds, or None: it gets exactly those of them.
+
+    `run` passes some tokens through the model and returns the cache that it filled. Some models change keys once more
+    on their way from the cache to the attention.
+    """
+    _register()
+    config = model.config.get_text_config(decoder=True)
+    usual, config._attn_implementation = config._attn_implementation, NAME
+    seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    token = _seen.set(seen)
+    try:
+        cache = run()
+    finally:
+        _seen.reset(token)
+        config._attn_implementation = "sdpa" if usual == NAME else usual
+    for layer, held in enumerate(cache.layers):
+        given = seen.get(layer, [])
+        same = len(given) == 1 and all(
+            torch.equal(a, b) for a, b in zip(given[0], (held.keys, held.values), strict=True)
+        )
+        if held.is_initialized and not same:
+            return f"the attention of layer {layer} does not get what the cache holds"
+    return None
+
+
 @functools.cache
 def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -108,8 +138,10 @@ def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention: [R,H,S,D] queries, [R,G,N,D] own keys and values. [R,S,H,D]."""
-    now = _now.get()
-    if now is None:  # another thread runs the model while its configuration names this attention
+    now, seen = _now.get(), _seen.get()
+    if seen is not None:
+        seen.setdefault(module.layer_idx, []).append((key, value))
+    if now is None:  # that, or another thread runs the model while its configuration names this attention
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)

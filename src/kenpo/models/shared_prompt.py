@@ -156,7 +156,17 @@ _copies: Known = weakref.WeakKeyDictionary()
 
 def why_copied(model: Any, module: Any) -> str | None:
     """Why rows copy the keys of a shared prompt whatever its length, or None: they can read them in place."""
-    return shared_keys.reason_against(model) or reason_by_trial(_copies, model, lambda: _probe(module, in_place=True))
+    return shared_keys.reason_against(model) or reason_by_trial(_copies, model, lambda: _fault_in_place(module))
+
+
+@torch.no_grad()
+def _fault_in_place(module: Any) -> str | None:
+    def fill() -> Any:
+        cache, ids = _new_cache(module), torch.arange(1, 6, device=module.get_input_embeddings().weight.device)[None]
+        _forward(module, ids, ids - 1, None, cache)
+        return cache
+
+    return shared_keys.why_not_the_caches(module, fill) or _probe(module, in_place=True)
 
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
