@@ -2,7 +2,8 @@
 
     python recipes/first_run.py --out runs/first-run
 
-Measured with a bare GRPO loop (one optimizer step per batch, loss = mean over rollouts of the token mean, advantages
+`kenpo train` itself ends at 96.8, 99.4 and 95.0 % for the seeds 0, 1 and 2 (README). Chosen by a bare GRPO loop, whose
+samples and rounding are others (one optimizer step per batch, loss = mean over rollouts of the token mean, advantages
 z-scored per group, AdamW without weight decay, gradient norm clipped to 1) on the bundled model, 500 held-out problems:
 greedy accuracy 28.6 % at the start (30.5 % on all 3,155; it is exactly what dropping every carry gives), and then
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -32,9 +33,24 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status (0 done, 1 the run could not go on, 2 bad input)."""
-    from kenpo.errors import KenpoError, unknown_name
+    from kenpo.errors import KenpoError
 
     args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(args)
+        sys.stdout.flush()
+        return status
+    except KenpoError as error:
+        print(f"kenpo {args[0]}: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:  # the reader of a pipe went away; nothing was lost
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end
+        return 0
+
+
+def _run(args: list[str]) -> int:
+    from kenpo.errors import unknown_name
+
     if not args or args[0] in {"-h", "--help", "help"}:
         print(usage())
         return 0 if args else 2
@@ -44,17 +60,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"kenpo {version('kenpo')}")
         return 0
     name = args[0]
-    try:
-        if name not in COMMANDS:
-            raise unknown_name("command", name, COMMANDS)
-        module, function = COMMANDS[name][0].split(":")
-        return getattr(importlib.import_module(module), function)(args[1:]) or 0
-    except KenpoError as error:
-        print(f"kenpo {name}: {' '.join(str(error).split())}", file=sys.stderr)
-        return error.exit_status
-    except BrokenPipeError:  # the reader of a pipe went away; nothing was lost
-        sys.stderr.close()
-        return 0
+    if name not in COMMANDS:
+        raise unknown_name("command", name, COMMANDS)
+    module, function = COMMANDS[name][0].split(":")
+    return getattr(importlib.import_module(module), function)(args[1:]) or 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 
 from kenpo.errors import InputError, KenpoError
 from kenpo.models import loading
-from kenpo.models.loading import context_length, encode_prompt, load_model, stop_ids
+from kenpo.models.loading import check_system, context_length, encode_prompt, load_model, stop_ids
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,9 @@ def test_chat_template_gives_a_flat_list_even_where_the_template_call_returns_a_
 def test_without_a_template_text_is_encoded_as_it_is():
     tokenizer = tiny.byte_tokenizer()
     assert tokenizer.decode(encode_prompt(tokenizer, "12 + 30", system="not used")) == "12 + 30"
+    with pytest.raises(InputError, match="--system: the tokenizer has no chat template"):
+        check_system(tokenizer, "be brief")
+    check_system(tokenizer, None)
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     assert tokenizer.decode(encode_prompt(tokenizer, messages)) == "a\n\nb"
     with pytest.raises(InputError, match="empty"):

@@ -176,7 +176,7 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
     from kenpo.engines.hf import HFEngine
     from kenpo.experience.tasks import load_task
     from kenpo.experience.verifiers import load_verifier
-    from kenpo.models.loading import load_model
+    from kenpo.models.loading import check_system, load_model
     from kenpo.trainer.distributed import Ranks
     from kenpo.trainer.evaluate import Evaluator
     from kenpo.trainer.prompts import Prompts
@@ -192,6 +192,7 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
     with load_verifier(o.verifier or task.verifier, task=task, time_limit=o.time_limit) as verifier:
         problems = task.heldout(o.problems)
         model, tokenizer = load_model(name, dtype=o.dtype, device=o.device, trainable=False)
+        check_system(tokenizer, o.system)
         prompts = Prompts(model, tokenizer, o.system or task.system, o.max_tokens)
         prompts.check(problems)
         evaluator = Evaluator(
@@ -273,12 +274,13 @@ def sample(argv: list[str]) -> int:
         raise InputError("--samples is at least 1")
     from kenpo.engines.base import SamplingOptions, check_prompt_fits
     from kenpo.engines.hf import HFEngine
-    from kenpo.models.loading import context_length, encode_prompt, load_model
+    from kenpo.models.loading import check_system, context_length, encode_prompt, load_model
     from kenpo.trainer.collect import stable_seed
 
     o = options
     sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop)
     model, tokenizer = load_model(name, dtype=o.dtype, device=o.device, trainable=False)
+    check_system(tokenizer, o.system)
     engine = HFEngine(model, tokenizer)
     for number, text in enumerate(_prompts(o.prompt)):
         ids = encode_prompt(tokenizer, text, o.system)

@@ -247,6 +247,12 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict], system: str | None =
     return ids
 
 
+def check_system(tokenizer: Any, system: str | None) -> None:
+    """InputError for a system prompt that a tokenizer without chat template has no place for."""
+    if system and not getattr(tokenizer, "chat_template", None):
+        raise InputError("--system: the tokenizer has no chat template to put it in; write it into the prompts instead")
+
+
 def _flat(encoded: Any) -> list[int]:
     """Token ids as a flat list, whatever a tokenizer wraps them in: a dict, a tensor, a batch of one."""
     ids = encoded["input_ids"] if hasattr(encoded, "keys") else encoded

@@ -195,7 +195,7 @@ class TrainConfig:
     series: str | None = None
     """Run folder of a series: RUN, RUN-2, RUN-3 ...; an unfinished last one is resumed. --out goes before it."""
     resume: bool = False
-    """Go on with the run in --out from its last checkpoint."""
+    """Go on with the run in --out, or in the folder given right here (--resume RUN), from its last checkpoint."""
     dry_run: bool = False
     """Print the plan and stop."""
     quiet: bool = False

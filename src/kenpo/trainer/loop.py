@@ -51,7 +51,8 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 return already_finished(folder)
             parts = build(config, inputs, ranks, checkpoint)
             if config.dry_run:
-                return {"plan": report(config, parts.algorithm, parts.passes, parts.facts, ranks.size)}
+                held = len(parts.evaluator.problems) if parts.evaluator else 0
+                return {"plan": report(config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
             everyone = [*callbacks, *make_loggers(config.loggers)] if ranks.first else []
             return Run(parts, folder, everyone, checkpoint, resumed).go()
     finally:

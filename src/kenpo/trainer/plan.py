@@ -14,6 +14,7 @@ from kenpo.algorithm import reads_policy
 from kenpo.errors import InputError
 from kenpo.models.backward import head_chunk
 from kenpo.models.head import FEW_LOGITS
+from kenpo.models.loading import context_length
 from kenpo.models.policy import copies_keys, pads_rows, shares_prompts
 from kenpo.models.shared_keys import LEAST_PROMPT
 from kenpo.models.shared_prompt import LEAST_SHARE
@@ -130,6 +131,7 @@ class ModelFacts:
     chunk: int | None  # positions that a fused head takes at a time; None: its logits are made whole
     trainable: int  # parameters
     unshared: str | None  # why prompts can't be shared in training; None: they can
+    context: int | None  # tokens that the model takes, where it names a limit
     copied: str | None  # why each row copies a shared prompt's keys; None: it reads them in place
     padded: str | None  # why rows are padded; None: they are packed
 
@@ -146,7 +148,7 @@ class ModelFacts:
             getattr(c, "num_hidden_layers", None) or 1, hidden,
             int(model.get_input_embeddings().weight.shape[0]), width, head_chunk(model),
             sum(p.numel() for p in parameters if p.requires_grad), shares_prompts(model),
-            copies_keys(model), pads_rows(model, packing),
+            context_length(model), copies_keys(model), pads_rows(model, packing),
         )  # fmt: skip
 
 
@@ -222,13 +224,17 @@ def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> d
     }
 
 
-def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1) -> str:
-    """The plan as text: resolved configuration, passes, arithmetic, memory."""
+def report(
+    config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1, heldout: int | None = None
+) -> str:
+    """The plan as text: resolved configuration, passes, arithmetic, memory. ``heldout``: problems that there are."""
     assert config.prompts
     assert config.group_size
     assert config.steps
     assert config.max_tokens
     samples = config.prompts * config.group_size
+    held = config.eval_problems if heldout is None else heldout
+    capped = config.but(microbatch_tokens=min(config.microbatch_tokens, samples * (config.max_tokens + 32)))
     yes = {True: "yes", False: "no"}
     lines = [
         f"{algorithm.name} on {config.task}, model {config.model} "
@@ -241,7 +247,7 @@ def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFact
         "",
         "passes of one step",
         f"  sample           yes  {config.prompts} prompts x {config.group_size} samples, "
-        f"up to {config.max_tokens} tokens each",
+        f"up to {config.max_tokens} tokens each" + (f", {facts.context:,} with the prompt" if facts.context else ""),
         f"  refill           {yes[bool(algorithm.selection)]:<4} "
         + (
             f"up to {config.max_refills} rounds: {', '.join(map(snake, algorithm.selection))}"
@@ -254,7 +260,7 @@ def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFact
         f"  exact entropy    {yes[passes.entropy]:<4} {passes.entropy_why}",
         f"  shared prompts   {prompt_path(config, facts)}",
         f"  padding          {f'yes  {facts.padded}' if facts.padded else 'no   rows lie end to end'}",
-        f"  head                  {head_path(config, algorithm, passes, facts)}",
+        f"  head                  {head_path(capped, algorithm, passes, facts)}",
         f"  backward              {backward_path(algorithm, passes)}",
         "",
         "arithmetic",
@@ -265,12 +271,10 @@ def report(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFact
         f"  {config.steps} steps: {config.steps * samples:,} samples, "
         f"at most {config.steps * samples * config.max_tokens:,} tokens"
         + (" before refilling" if algorithm.selection else ""),
-        f"  held-out: {config.eval_problems} problems before, every {config.eval_every} steps, and after",
+        f"  held-out: {held} problems before, every {config.eval_every} steps, and after",
         "",
-        "memory, an estimate (a microbatch never holds more than the batch)",
+        "memory of a process, an estimate (prompts of 32 tokens; a microbatch never holds more than the batch)",
     ]
-    tokens = samples * (config.max_tokens + 32)
-    capped = config.but(microbatch_tokens=min(config.microbatch_tokens, tokens))
     sizes = memory_estimate(capped, passes, facts)
     lines += [f"  {_bytes(size):>10}  {what}" for what, size in sizes.items() if size]
     lines += [f"  {_bytes(sum(sizes.values())):>10}  together", "", "configuration"]

@@ -17,7 +17,7 @@ from kenpo.errors import InputError
 from kenpo.experience.tasks import Task, load_task
 from kenpo.experience.verifiers import Verifier, load_verifier
 from kenpo.models.checkpointing import enable_checkpointing
-from kenpo.models.loading import load_model
+from kenpo.models.loading import check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter, starting_policy
 from kenpo.trainer.allocator import keep_freed_memory
 from kenpo.trainer.collect import Collector, sampling_options
@@ -141,6 +141,7 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
         restore_adapter(model, checkpoint)
     assert config.max_tokens is not None
     assert config.prompts is not None
+    check_system(tokenizer, config.system)
     prompts = Prompts(model, tokenizer, config.system or inputs.task.system, config.max_tokens)
     prompts.check(inputs.task.train(i) for i in range(reach(config, inputs)))
     engine = HFEngine(model, tokenizer)
