@@ -57,14 +57,18 @@ class CachedDecoder:
         self.length: Tensor  # [R] real tokens so far
 
     def start(self, prompts: Sequence[Sequence[int]], owner: Tensor) -> Tensor:
-        ids, mask = left_padded(prompts, owner.device)
-        self.cache = new_cache(self.model)
-        positions = (mask.cumsum(1) - 1).clamp_min(0)
-        logits = self._forward(ids, mask, positions)
-        self.length = mask.sum(1)
-        self.mask = None if bool(mask.all()) else mask
+        logits = self._run_prompts(prompts, owner.device)
         self.keep(owner)
         return logits[owner]
+
+    def _run_prompts(self, prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+        """Fill a new cache; logits [P,V] after the prompts, whose rows are now held once each."""
+        ids, mask = left_padded(prompts, device)
+        self.cache = new_cache(self.model)
+        logits = self._forward(ids, mask, (mask.cumsum(1) - 1).clamp_min(0))
+        self.length = mask.sum(1)
+        self.mask = None if bool(mask.all()) else mask
+        return logits
 
     def step(self, ids: Tensor) -> Tensor:
         if self.mask is not None:

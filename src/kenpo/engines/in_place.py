@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kenpo.engines.decoding import CachedDecoder, Decoder, fault, left_padded, new_cache
+from kenpo.engines.decoding import CachedDecoder, Decoder, fault, new_cache
 from kenpo.models.policy import copies_keys
 from kenpo.models.shared_keys import LEAST_PROMPT_SAMPLING, LEAST_ROWS_SAMPLING, Prefix, reason_against, shared_keys
 from kenpo.ops.prefix_attention import Owners
@@ -27,12 +27,10 @@ class InPlaceDecoder(CachedDecoder):
         self.owner: Tensor  # [R] prompt of each row, among those of `prefix`
 
     def start(self, prompts: Sequence[Sequence[int]], owner: Tensor) -> Tensor:
-        ids, mask = left_padded(prompts, owner.device)
-        self.cache = new_cache(self.model)
-        logits = self._forward(ids, mask, (mask.cumsum(1) - 1).clamp_min(0))
-        self.prefix = Prefix.of(self.cache, owner, None if bool(mask.all()) else mask.bool())
-        self.cache = new_cache(self.model)
-        self.owner, self.length = owner, mask.sum(1)[owner]
+        logits = self._run_prompts(prompts, owner.device)
+        self.prefix = Prefix.of(self.cache, owner, None if self.mask is None else self.mask.bool())
+        self.cache, self.mask = new_cache(self.model), None
+        self.owner, self.length = owner, self.length[owner]
         return logits[owner]
 
     def step(self, ids: Tensor) -> Tensor:

@@ -78,16 +78,9 @@ def shared_keys(model: Any, prefix: Prefix) -> Iterator[None]:
     Meant for one forward pass, in which every layer that has filled the cache reads its keys exactly once; what else a
     model may do with them (other layers' keys, an attention of its own) is a NotImplementedError at the end.
     """
-    _register()
-    config = model.config.get_text_config(decoder=True)
-    usual, config._attn_implementation = config._attn_implementation, NAME
     reads = [0] * len(prefix.keys)
-    token = _now.set((prefix, reads))
-    try:
+    with _attending(model, _now, (prefix, reads)):
         yield
-    finally:
-        _now.reset(token)
-        config._attn_implementation = "sdpa" if usual == NAME else usual
     for layer, (key, times) in enumerate(zip(prefix.keys, reads, strict=True)):
         if times != (key is not None):
             raise NotImplementedError(f"the keys of layer {layer} are read {times} times in a pass")
@@ -99,16 +92,9 @@ def why_not_the_caches(model: Any, run: Callable[[], Any]) -> str | None:
     `run` passes some tokens through the model and returns the cache that it filled. Some models change keys once more
     on their way from the cache to the attention.
     """
-    _register()
-    config = model.config.get_text_config(decoder=True)
-    usual, config._attn_implementation = config._attn_implementation, NAME
     seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
-    token = _seen.set(seen)
-    try:
+    with _attending(model, _seen, seen):
         cache = run()
-    finally:
-        _seen.reset(token)
-        config._attn_implementation = "sdpa" if usual == NAME else usual
     for layer, held in enumerate(cache.layers):
         given = seen.get(layer, [])
         same = len(given) == 1 and all(
@@ -117,6 +103,20 @@ def why_not_the_caches(model: Any, run: Callable[[], Any]) -> str | None:
         if held.is_initialized and not same:
             return f"the attention of layer {layer} does not get what the cache holds"
     return None
+
+
+@contextlib.contextmanager
+def _attending(model: Any, what: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Within it the model's attention is `_attend`, and `what` holds `value`."""
+    _register()
+    config = model.config.get_text_config(decoder=True)
+    usual, config._attn_implementation = config._attn_implementation, NAME
+    token = what.set(value)
+    try:
+        yield
+    finally:
+        what.reset(token)
+        config._attn_implementation = "sdpa" if usual == NAME else usual  # NAME: another thread was here first
 
 
 @functools.cache
