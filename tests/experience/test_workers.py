@@ -12,6 +12,7 @@ import time
 import pytest
 
 from kenpo.errors import InputError, UnknownNameError
+from kenpo.experience.pool import Pool
 from kenpo.experience.tasks import load_task
 from kenpo.experience.verifiers import Sample, load_verifier
 
@@ -219,6 +220,22 @@ def test_a_function_that_cannot_be_loaded_is_refused_at_once(tmp_path, code, wor
         assert word in str(caught.value)
 
 
+def test_what_a_worker_said_outlives_its_end(tmp_path, monkeypatch):
+    """It may have ended by the time its message has been read."""
+    exchange = Pool._exchange
+
+    def then_wait(self, answers):
+        exchange(self, answers)
+        if self._failure:
+            assert [w.process.wait(timeout=20) for w in self._workers] == [0]
+
+    monkeypatch.setattr(Pool, "_exchange", then_wait)
+    path = tmp_path / "r.py"
+    path.write_text("def other(completion, answer): pass")
+    with pytest.raises(InputError, match="no function 'reward'"):
+        load_verifier(f"{path}:reward")
+
+
 def test_names_and_numbers_that_are_refused(tmp_path):
     with pytest.raises(UnknownNameError, match="did you mean numeric"):
         load_verifier("numerc")
@@ -257,6 +274,7 @@ def test_argument_styles(tmp_path):
 def test_workers_end_with_the_parent(spec, tmp_path):
     code = f"""
 import time
+from kenpo.experience.pool import Pool
 from kenpo.experience.verifiers import Sample, load_verifier
 verifier = load_verifier({spec!r}, time_limit=100.0)
 verifier.score([Sample(completion="x", answer="y")] * 2)

@@ -258,7 +258,7 @@ class Pool:
                 worker.kill()
             started, task = worker.ready, worker.task
             if not started:
-                self._failure = f"not ready after {START_LIMIT:g} s" if late else worker.last_words()
+                self._failure = self._failure or (f"not ready after {START_LIMIT:g} s" if late else worker.last_words())
                 return
             if task is not None and late and not dead:
                 answers[task] = {"status": "timeout", "detail": f"no verdict within {self.time_limit:g} s"}
