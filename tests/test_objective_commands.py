@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -124,3 +126,20 @@ def test_a_changed_algorithm_does_not_carry_the_papers_status(capsys, tmp_path):
     file.write_text("import kenpo\nMINE = kenpo.get('dapo').but(name='mine')\n")
     main(["show", f"{file}:MINE", "--json"])
     assert "your own" in json.loads(capsys.readouterr().out)["status"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list"]])
+def test_a_reader_that_goes_away_is_no_error(words):
+    """As `kenpo list | head -1` does."""
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from kenpo.cli import main; sys.stdin.read(); sys.exit(main(sys.argv[1:]))",
+    ]
+    process = subprocess.Popen(
+        [*command, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    process.stdin.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 0

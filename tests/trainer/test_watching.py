@@ -67,10 +67,19 @@ def test_dry_run_prints_the_plan_and_writes_nothing(models, tmp_path, capsys, mo
     assert main(argv) == 0
     text = capsys.readouterr().out
     assert "aggregate.length = 9" in text
+    assert "up to 9 tokens each, 64 with the prompt" in text
     assert "old log-probs    yes" in text
     assert "2 optimizer step(s)" in text
     assert "MiB" in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_counts_the_problems_there_are(models, tmp_path, capsys):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"1{i}+3=", "answer": str(i + 13)}) + "\n" for i in range(10, 70)))
+    argv = ["train", "--dry-run", "--model", str(models / "qwen3"), "--task", str(data), "--max-tokens", "9"]
+    assert main([*argv, "--verifier", "numeric", "--out", str(tmp_path / "run")]) == 0
+    assert "held-out: 12 problems" in capsys.readouterr().out
 
 
 class Recorder(Callback):

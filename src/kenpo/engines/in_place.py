@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kenpo.engines.decoding import CachedDecoder, Decoder, fault, new_cache
 from kenpo.models.policy import copies_keys
-from kenpo.models.shared_keys import LEAST_PROMPT_SAMPLING, LEAST_ROWS_SAMPLING, Prefix, reason_against, shared_keys
+from kenpo.models.shared_keys import LEAST_PROMPT_SAMPLING, LEAST_ROWS_SAMPLING, Prefix, shared_keys
+from kenpo.models.trial import Known, reason_by_trial
 from kenpo.ops.prefix_attention import Owners
 
 
@@ -64,20 +65,17 @@ class InPlaceDecoder(CachedDecoder):
         self.prefix = None
 
 
-_faults: weakref.WeakKeyDictionary[Any, list[str | None]] = weakref.WeakKeyDictionary()
+_faults: Known = weakref.WeakKeyDictionary()
 
 
 def in_place_if_it_pays(model: Any, kind: type, lengths: Sequence[int], owner: Tensor) -> Decoder:
     """An `InPlaceDecoder` where `kind` is its plain sister, the prompts' `lengths` and their numbers of rows make it
-    worth it, and a probe proves it right for the model; else a `kind`. Row r goes on from prompt ``owner[r]``."""
-    rows = Owners.of(owner, len(lengths))
-    pays = max(lengths) >= LEAST_PROMPT_SAMPLING and _pays(rows)
-    if kind is not CachedDecoder or not pays or reason_against(model) is not None:
+    worth it, and a trial proves it right for the model; else a `kind`. Row r goes on from prompt ``owner[r]``."""
+    pays = max(lengths) >= LEAST_PROMPT_SAMPLING and _pays(Owners.of(owner, len(lengths)))
+    if kind is not CachedDecoder or not pays:
         return kind(model)
-    if model not in _faults:
-        with torch.autocast("cpu", enabled=False):
-            _faults[model] = [copies_keys(model) or fault(model, InPlaceDecoder)]
-    return kind(model) if _faults[model][0] else InPlaceDecoder(model)
+    reason = reason_by_trial(_faults, model, lambda: copies_keys(model) or fault(model, InPlaceDecoder))
+    return kind(model) if reason else InPlaceDecoder(model)
 
 
 def _pays(owners: Owners) -> bool:

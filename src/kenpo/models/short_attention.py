@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kenpo.models.checkpointing import checkpointing
 from kenpo.models.head import module_inputs
+from kenpo.models.trial import relative_difference
 
 NAME = "kenpo_short"
 #: Keys up to which it takes part with more than one query.
@@ -65,15 +66,15 @@ def _probe(model: Any, config: Any) -> bool:
     weight = model.get_input_embeddings().weight
     ids = torch.arange(1, 13).reshape(2, 6) * 7919 % int(weight.shape[0])
     try:
-        plain = model(**module_inputs(model, ids)).logits.double()
+        plain = model(**module_inputs(model, ids)).logits
         config._attn_implementation = NAME
-        ours = model(**module_inputs(model, ids)).logits.double()
+        ours = model(**module_inputs(model, ids)).logits
     except Exception:
         return False
     finally:
         config._attn_implementation = "sdpa"
     tolerance = 1e-6 if weight.dtype == torch.float64 else 1e-4
-    return bool((ours - plain).abs().max() <= tolerance * plain.abs().max())
+    return relative_difference(ours, plain, plain) <= tolerance
 
 
 @functools.cache
