@@ -41,9 +41,9 @@ def sides(rollouts: Any) -> dict[str, Callable[[], Any]]:
     """One update with idle groups left out of the backward pass, and one with none taken to be idle."""
     import kenpo
     from kenpo.models.loading import BUNDLED, load_model
+    from kenpo.ranks import Ranks
     from kenpo.trainer import step
     from kenpo.trainer.config import TrainConfig, resolve
-    from kenpo.trainer.distributed import Ranks
     from kenpo.trainer.idle import idle_rows
     from kenpo.trainer.plan import plan_passes
 

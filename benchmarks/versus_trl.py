@@ -106,7 +106,7 @@ def ours(path: str) -> None:
     """`kenpo.train`, one step whenever a line arrives."""
     setup = json.loads(Path(path).read_text())
     import kenpo
-    from kenpo.trainer.callbacks import Callback
+    from kenpo.runs.callbacks import Callback
     from kenpo.trainer.config import TrainConfig
 
     class Gate(Callback):

@@ -13,9 +13,10 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 
-FOUNDATION = {"types", "errors", "jsonfile"}
+FOUNDATION = {"types", "errors", "jsonfile", "seeds"}
 OBJECTIVE = FOUNDATION | {"ops", "stages", "settings", "metrics", "checks", "algorithm"}
 CATALOGUE = {"algorithms", "loading", "casefile"}
+MACHINERY = {"batches", "preference", "models", "engines", "experience", "ranks", "runs"}
 EVERYTHING = {"*"}
 
 # Part of the package -> the parts it may import (itself always). A part is a folder or a file right under kenpo/.
@@ -23,6 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
     "jsonfile": {"errors"},
+    "seeds": set(),
+    "ranks": FOUNDATION | {"batches"},
     "ops": FOUNDATION,
     "batches": FOUNDATION,
     "stages": FOUNDATION | {"ops"},
@@ -36,9 +39,10 @@ ALLOWED: dict[str, set[str]] = {
     "preference": OBJECTIVE,
     "models": FOUNDATION | {"ops"},
     "engines": FOUNDATION | {"ops", "models"},
-    "experience": OBJECTIVE | {"batches", "models", "engines"},
-    "trainer": OBJECTIVE | {"batches", "preference", "models", "engines", "experience"},
-    "lab": OBJECTIVE | CATALOGUE | {"batches", "preference", "models", "engines", "experience", "trainer"},
+    "experience": FOUNDATION | {"batches", "ranks", "models", "engines"},
+    "runs": FOUNDATION | {"batches", "models"},
+    "trainer": OBJECTIVE | MACHINERY,
+    "lab": OBJECTIVE | CATALOGUE | MACHINERY | {"trainer"},
     "integrations": OBJECTIVE | CATALOGUE | {"batches", "preference"},
     "commands": EVERYTHING,
     "cli": EVERYTHING,
@@ -242,6 +246,8 @@ PLANTED = [
     ("stages/a.py", "from kenpo.trainer import loop", layering_breaches),
     ("stages/a.py", "def f():\n    from kenpo.engines.hf import HFEngine", layering_breaches),
     ("stages/a.py", "from ..experience import tasks", layering_breaches),
+    ("runs/a.py", "from kenpo.trainer.config import TrainConfig", layering_breaches),
+    ("experience/a.py", "import kenpo\nP = kenpo.prepare", layering_breaches),
     ("stages/a.py", "import kenpo\nA = kenpo.get('grpo')", layering_breaches),
     ("stages/a.py", "import kenpo\nA = kenpo.trainer", layering_breaches),
     ("ops/a.py", "from kenpo.stages.base import Stage", layering_breaches),

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from kenpo.errors import InputError, UnknownNameError
-from kenpo.experience.tasks import Problem, Task, load_task
+from kenpo.experience.problem import Problem
+from kenpo.experience.tasks import Task, load_task
 
 
 def write(path, rows):

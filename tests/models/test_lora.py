@@ -13,7 +13,7 @@ from kenpo.models import lora
 from kenpo.models.loading import load_model
 from kenpo.models.policy import policy_terms
 from kenpo.models.wide_head import widen_head
-from kenpo.trainer.state import save_model
+from kenpo.runs.checkpoint import save_model
 from kenpo.types import Rollouts
 
 

@@ -204,7 +204,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kenpo.trainer.state.save_model", full)
+    monkeypatch.setattr("kenpo.runs.checkpoint.save_model", full)
     with pytest.raises(RunError, match="disk is full"):
         quietly(tiny(tmp_path, eval_problems=0))
     assert list(tmp_path.iterdir()) == []

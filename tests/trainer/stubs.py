@@ -1,7 +1,7 @@
 """Stand-ins for task, engine and verifier that do as they are told."""
 
 from kenpo.engines.base import Completion
-from kenpo.experience.tasks import Problem
+from kenpo.experience.problem import Problem
 from kenpo.experience.verifiers import Verdict
 
 

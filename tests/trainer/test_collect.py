@@ -8,13 +8,15 @@ import torch
 import kenpo
 from kenpo.batches import concatenate, load_rollouts, save_rollouts
 from kenpo.errors import InputError, RefillExhaustedError, RunError, VerifierError
-from kenpo.experience.tasks import Problem
+from kenpo.experience.episode import answer_id, build_rollouts
+from kenpo.experience.problem import Problem
 from kenpo.experience.verifiers import Verdict
-from kenpo.trainer.collect import Collector, answer_id, build_rollouts, stable_seed
+from kenpo.ranks import Ranks
+from kenpo.runs.checkpoint import found
+from kenpo.seeds import stable_seed
+from kenpo.trainer.collect import Collector
 from kenpo.trainer.config import TrainConfig, resolve
-from kenpo.trainer.distributed import Ranks
 from kenpo.trainer.loop import train
-from kenpo.trainer.state import found
 
 from .stubs import Engine, Prompts, Task, Verifier, completion
 

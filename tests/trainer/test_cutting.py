@@ -8,9 +8,9 @@ import torch
 import kenpo
 from kenpo.models import packing, shared_prompt
 from kenpo.models.loading import load_model
+from kenpo.ranks import Ranks
 from kenpo.trainer.config import TrainConfig, resolve
 from kenpo.trainer.cutting import Unit, deal, microbatches, units
-from kenpo.trainer.distributed import Ranks
 from kenpo.trainer.plan import plan_passes
 from kenpo.trainer.step import Updater
 from kenpo.types import Rollouts

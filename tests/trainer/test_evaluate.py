@@ -9,9 +9,9 @@ import pytest
 from kenpo.cli import main
 from kenpo.engines.base import SamplingOptions
 from kenpo.errors import InputError, VerifierError
-from kenpo.experience.tasks import Problem
-from kenpo.trainer.distributed import Ranks
-from kenpo.trainer.evaluate import Evaluator, pass_at_k
+from kenpo.experience.evaluate import Evaluator, pass_at_k
+from kenpo.experience.problem import Problem
+from kenpo.ranks import Ranks
 
 from .stubs import Engine, Prompts, Verifier
 

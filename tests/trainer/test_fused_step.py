@@ -7,8 +7,8 @@ import kenpo
 from kenpo.models import backward, head
 from kenpo.models.loading import load_model
 from kenpo.models.policy import policy_terms
+from kenpo.ranks import Ranks
 from kenpo.trainer.config import TrainConfig, resolve
-from kenpo.trainer.distributed import Ranks
 from kenpo.trainer.plan import ModelFacts, head_path, plan_passes
 from kenpo.trainer.step import Updater
 from kenpo.types import Rollouts

@@ -8,10 +8,10 @@ import torch
 import kenpo
 from kenpo.models.loading import load_model
 from kenpo.models.policy import policy_terms
+from kenpo.ranks import Ranks
 from kenpo.stages.base import Surrogate
 from kenpo.trainer import step as step_module
 from kenpo.trainer.config import TrainConfig, resolve
-from kenpo.trainer.distributed import Ranks
 from kenpo.trainer.idle import idle_rows, why_none_is_idle
 from kenpo.trainer.plan import backward_path, plan_passes
 from kenpo.trainer.step import Updater

@@ -14,9 +14,9 @@ import kenpo
 from kenpo.batches import save_rollouts
 from kenpo.models.loading import load_model
 from kenpo.models.policy import policy_terms
+from kenpo.ranks import Ranks
 from kenpo.stages.base import Weight
 from kenpo.trainer.config import TrainConfig, resolve
-from kenpo.trainer.distributed import Ranks
 from kenpo.trainer.plan import plan_passes
 from kenpo.trainer.step import Updater
 from kenpo.types import Rollouts

@@ -11,8 +11,8 @@ from kenpo.batches import load_rollouts
 from kenpo.cli import main
 from kenpo.errors import InputError
 from kenpo.models.loading import load_model
-from kenpo.trainer import state as checkpoints
-from kenpo.trainer.callbacks import Callback
+from kenpo.runs import checkpoint as checkpoints
+from kenpo.runs.callbacks import Callback
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.loop import train
 from kenpo.trainer.optimizer import OPTIMIZERS

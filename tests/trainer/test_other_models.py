@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kenpo.cli import main
+from kenpo.runs.checkpoint import found
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.loop import train
-from kenpo.trainer.state import found
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 import kenpo
 from kenpo.cli import main
 from kenpo.errors import InputError, RunError
-from kenpo.trainer import state as checkpoints
-from kenpo.trainer.callbacks import Callback
+from kenpo.runs import checkpoint as checkpoints
+from kenpo.runs.callbacks import Callback
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.loop import Interrupted, train
 

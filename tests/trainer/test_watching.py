@@ -7,13 +7,13 @@ import pytest
 
 import kenpo
 from kenpo.cli import main
-from kenpo.trainer.callbacks import Callback
+from kenpo.runs.callbacks import Callback
+from kenpo.runs.folder import default_path, next_in_series
+from kenpo.runs.progress import Lines, Panel, rows, sparkline
 from kenpo.trainer.config import TrainConfig, load, resolve
 from kenpo.trainer.loop import train
 from kenpo.trainer.optimizer import learning_rate
 from kenpo.trainer.plan import check_group_size, plan_passes
-from kenpo.trainer.progress import Lines, Panel, rows, sparkline
-from kenpo.trainer.run_folder import default_path, next_in_series
 
 
 def passes(name="grpo", **fields):
@@ -181,9 +181,9 @@ def test_series_from_the_command_line(options, tmp_path, monkeypatch):
 
 def test_default_folder_names(tmp_path):
     config = TrainConfig(task="reasoning_gym:chain_sum", algorithm="my/algos.py:MINE")
-    assert default_path(config, tmp_path).name == "algos.py-MINE-reasoning_gym-chain_sum-1"
+    assert default_path(config.algorithm, config.task, tmp_path).name == "algos.py-MINE-reasoning_gym-chain_sum-1"
     (tmp_path / "grpo-data-1").mkdir()
-    assert default_path(TrainConfig(task="x/data.jsonl"), tmp_path).name == "grpo-data-2"
+    assert default_path("grpo", "x/data.jsonl", tmp_path).name == "grpo-data-2"
 
 
 def test_sparkline():
@@ -196,7 +196,7 @@ def test_bfloat16_keeps_master_weights(options, tmp_path):
     """Updates far below bfloat16's resolution add up in the master weights, across a resume too."""
     from safetensors.torch import load_file
 
-    from kenpo.trainer.state import found
+    from kenpo.runs.checkpoint import found
 
     options |= {"dtype": "bfloat16", "lr": 1e-6, "steps": 4}
     train(TrainConfig(**options, out=str(tmp_path / "a")))

@@ -36,8 +36,8 @@ examples:
 def train(argv: list[str]) -> int:
     """The command ``kenpo train``."""
     config = read_config(argv)
+    from kenpo.runs.progress import make_progress
     from kenpo.trainer.loop import train as run
-    from kenpo.trainer.progress import make_progress
 
     rank = int(os.environ.get("RANK", "0"))
     try:
@@ -57,8 +57,9 @@ def train(argv: list[str]) -> int:
 
 def read_config(argv: list[str]) -> Any:
     """A TrainConfig from the command line: a recorded one (``--config``, ``--resume``) under the further options."""
+    from kenpo.runs.folder import next_in_series
     from kenpo.trainer.config import TrainConfig, load
-    from kenpo.trainer.run_folder import next_in_series, recorded_config
+    from kenpo.trainer.settle import recorded_config
 
     argv, resume = _resume(argv)
     file, argv = take(argv, "--config")
@@ -174,12 +175,12 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
 
     from kenpo.engines.base import SamplingOptions
     from kenpo.engines.hf import HFEngine
+    from kenpo.experience.evaluate import Evaluator
+    from kenpo.experience.prompts import Prompts
     from kenpo.experience.tasks import load_task
     from kenpo.experience.verifiers import load_verifier
     from kenpo.models.loading import check_system, load_model
-    from kenpo.trainer.distributed import Ranks
-    from kenpo.trainer.evaluate import Evaluator
-    from kenpo.trainer.prompts import Prompts
+    from kenpo.ranks import Ranks
 
     o = options
     if o.threads:
@@ -275,7 +276,7 @@ def sample(argv: list[str]) -> int:
     from kenpo.engines.base import SamplingOptions, check_prompt_fits
     from kenpo.engines.hf import HFEngine
     from kenpo.models.loading import check_system, context_length, encode_prompt, load_model
-    from kenpo.trainer.collect import stable_seed
+    from kenpo.seeds import stable_seed
 
     o = options
     sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from kenpo.errors import InputError
-from kenpo.experience.tasks import Problem
+from kenpo.experience.problem import Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

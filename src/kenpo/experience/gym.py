@@ -8,10 +8,10 @@ import importlib.util
 from typing import Any
 
 from kenpo.errors import InputError, RunError, unknown_name
+from kenpo.experience.files import EVAL_ID_OFFSET, prompt_key
 from kenpo.experience.pool import Pool
+from kenpo.experience.problem import Problem
 from kenpo.experience.rows import MISSING_PACKAGE
-from kenpo.experience.sources import EVAL_ID_OFFSET, prompt_key
-from kenpo.experience.tasks import Problem
 
 HELD_OUT_ONE_IN = 5  # share of the prompts, by content, that is held out
 _MAKE_LIMIT = 60.0  # seconds for one problem

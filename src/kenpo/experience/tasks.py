@@ -6,31 +6,15 @@ cursor is the next index. Held-out problems never depend on the seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from kenpo.errors import InputError, unknown_name
-
-Prompt = str | list[dict[str, Any]]
+from kenpo.experience.problem import Problem
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet")
 REASONING_GYM = "reasoning_gym"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One data row: what the policy is asked and what its verifier is handed.
-
-    `id` is the identity of the row, not of its text: two rows with the same prompt are two problems. `prompt` is plain
-    text or a list of chat messages; `answer` is a JSON value; `extra` holds the row's other columns.
-    """
-
-    id: int
-    prompt: Prompt
-    answer: Any
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -86,7 +70,7 @@ def load_task(
         hint = "(or reasoning_gym:NAME, or a .jsonl, .json or .parquet file)"
         raise unknown_name("task", spec, [*BUILT_IN, f"{REASONING_GYM}:NAME"], hint)
 
-    from kenpo.experience.sources import FileTask
+    from kenpo.experience.files import FileTask
 
     return FileTask(
         spec,

@@ -22,8 +22,9 @@ from kenpo.errors import InputError, unknown_name
 from kenpo.experience.answers import explicit_answer, gold_after_marker, stated_formula
 from kenpo.experience.numerals import close, last_number, parse_number, stated_number
 from kenpo.experience.pool import Pool, WorkerStartError
+from kenpo.experience.problem import Prompt
 from kenpo.experience.rows import MISSING_PACKAGE
-from kenpo.experience.tasks import Prompt, Task
+from kenpo.experience.tasks import Task
 
 Status = Literal["ok", "error", "timeout", "abstain"]
 NAMES = ("exact", "numeric", "gsm8k", "math_verify", "reasoning_gym")

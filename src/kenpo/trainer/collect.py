@@ -6,10 +6,8 @@ resumed run, or one with more ranks, draws the same samples.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,27 +15,17 @@ import torch
 
 import kenpo
 from kenpo.batches import concatenate
-from kenpo.engines.base import Completion, Engine, SamplingOptions
+from kenpo.engines.base import Engine, SamplingOptions
 from kenpo.errors import RefillExhaustedError, RunError, VerifierError
-from kenpo.experience.tasks import Problem, Task
-from kenpo.experience.verifiers import Sample, Verdict, Verifier
+from kenpo.experience.episode import build_rollouts
+from kenpo.experience.judge import describe, judge
+from kenpo.experience.prompts import Prompts
+from kenpo.experience.tasks import Task
+from kenpo.experience.verifiers import Verifier
+from kenpo.ranks import Ranks
+from kenpo.seeds import stable_seed
 from kenpo.trainer.config import TrainConfig
-from kenpo.trainer.distributed import Ranks
-from kenpo.trainer.prompts import Prompts
 from kenpo.types import Rollouts
-
-
-def stable_seed(*parts: int) -> int:
-    """A 63-bit seed from integers, the same on every machine and in every process."""
-    digest = hashlib.blake2b(",".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
-def answer_id(answer: str | None) -> int:
-    """The identity of an extracted answer as `Rollouts.answer` holds it; -1 for none."""
-    if answer is None:
-        return -1
-    return int.from_bytes(hashlib.blake2b(answer.encode(), digest_size=8).digest(), "big") >> 1
 
 
 @dataclass(frozen=True)
@@ -55,58 +43,6 @@ class Collected:
     def generated(self) -> int:
         """Tokens sampled in all rounds."""
         return sum(r["tokens"] for r in self.records)
-
-
-def build_rollouts(
-    problems: Sequence[Problem],
-    prompts: Sequence[list[int]],
-    completions: Sequence[Sequence[Completion]],
-    verdicts: Sequence[Sequence[Verdict]],
-    *,
-    first_group: int = 0,
-    with_support: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> Rollouts:
-    """`Rollouts` with the prompt and then the sampled tokens in each row, padded with -1 on the right.
-
-    The mask covers exactly what was sampled, the end-of-sequence token included; a truncated response gets none. Group
-    numbers count up from `first_group`, one per problem. A sample without verdict has reward NaN.
-    """
-    flat = [(p, c, v) for p in range(len(problems)) for c, v in zip(completions[p], verdicts[p], strict=True)]
-    width = max((len(prompts[p]) + len(c.tokens) for p, c, _ in flat), default=0)
-    shape = (len(flat), width)
-    tokens = torch.full(shape, -1, dtype=torch.int64)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    logp = torch.zeros(shape, dtype=dtype)
-    version = torch.full(shape, -1, dtype=torch.int32)
-    widest = max((len(s) for _, c, _ in flat for s in c.support or ()), default=1) if with_support else 0
-    support = torch.full((*shape, widest), -1, dtype=torch.int64) if with_support else None
-    for row, (p, c, _) in enumerate(flat):
-        start, end = len(prompts[p]), len(prompts[p]) + len(c.tokens)
-        tokens[row, :end] = torch.tensor([*prompts[p], *c.tokens], dtype=torch.int64)
-        mask[row, start:end] = True
-        logp[row, start:end] = torch.tensor(c.logp, dtype=dtype)
-        version[row, start:end] = c.version
-        if support is not None:
-            for t, ids in enumerate(c.support or ()):
-                support[row, start + t, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
-    parts = {n: torch.full((len(flat),), math.nan, dtype=dtype) for _, _, v in flat for n in v.parts}
-    for row, (_, _, v) in enumerate(flat):
-        for name, value in v.parts.items():
-            parts[name][row] = value
-    return Rollouts(
-        mask=mask,
-        group=torch.tensor([first_group + p for p, _, _ in flat], dtype=torch.int64),
-        rewards=torch.tensor([v.reward for _, _, v in flat], dtype=dtype),
-        tokens=tokens,
-        prompt_id=torch.tensor([problems[p].id for p, _, _ in flat], dtype=torch.int64),
-        answer=torch.tensor([answer_id(v.answer) for _, _, v in flat], dtype=torch.int64),
-        logp_sampler=logp,
-        support_ids=support,
-        policy_version=version,
-        truncated=torch.tensor([c.truncated for _, c, _ in flat], dtype=torch.bool),
-        reward_parts=parts,
-    )
 
 
 class Collector:
@@ -179,7 +115,7 @@ class Collector:
         completions = self.engine.generate(prompts, seeds, self.options) if problems else []
         seconds["generate"] += time.perf_counter() - began
         began = time.perf_counter()
-        verdicts = score(self.verifier, problems, completions)
+        verdicts = judge(self.verifier, problems, completions)
         seconds["score"] += time.perf_counter() - began
         batch = None
         if problems:
@@ -215,37 +151,6 @@ def sampling_options(config: TrainConfig) -> SamplingOptions:
         max_tokens=config.max_tokens,
         stop=config.stop,
     )
-
-
-def score(
-    verifier: Verifier, problems: Sequence[Problem], completions: Sequence[Sequence[Completion]]
-) -> list[list[Verdict]]:
-    """A verdict per completion, in the same nesting."""
-    samples = [
-        Sample(completion=c.text, answer=p.answer, prompt=p.prompt, truncated=c.truncated, extra=p.extra)
-        for p, cs in zip(problems, completions, strict=True)
-        for c in cs
-    ]
-    flat = iter(verifier.score(samples) if samples else [])
-    return [[next(flat) for _ in cs] for cs in completions]
-
-
-def describe(problem: Problem, number: int, completion: Completion, verdict: Verdict) -> dict[str, Any]:
-    """One line of ``samples.jsonl``."""
-    return {
-        "problem": problem.id,
-        "sample": number,
-        "prompt": problem.prompt,
-        "completion": completion.text,
-        "tokens": len(completion.tokens),
-        "truncated": completion.truncated,
-        "reward": None if math.isnan(verdict.reward) else float(verdict.reward),
-        "parts": {n: None if math.isnan(v) else float(v) for n, v in verdict.parts.items()},
-        "status": verdict.status,
-        "extracted": verdict.answer,
-        "answer": problem.answer,
-        "detail": verdict.detail,
-    }
 
 
 def _ask(wanted: int, have: int, drawn: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kenpo.models import shared_prompt
-from kenpo.trainer.distributed import Ranks
+from kenpo.ranks import Ranks
 from kenpo.types import Rollouts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -12,16 +13,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kenpo.errors import KenpoError, RefillExhaustedError, RunError
-from kenpo.trainer import run_folder as folders
-from kenpo.trainer.callbacks import Callback, check_loggers, make_loggers
-from kenpo.trainer.config import TrainConfig, resolve
-from kenpo.trainer.distributed import Ranks
-from kenpo.trainer.figures import step_figures
+from kenpo.errors import InputError, KenpoError, RefillExhaustedError, RunError
+from kenpo.ranks import Ranks
+from kenpo.runs import folder as folders
+from kenpo.runs.callbacks import Callback, make_loggers
+from kenpo.runs.checkpoint import TrainerState, load_state, restore_rng, seed_rng, versions
+from kenpo.runs.figures import step_figures
+from kenpo.runs.folder import RunFolder
+from kenpo.trainer.config import TrainConfig, resolve, to_dict
 from kenpo.trainer.plan import report
-from kenpo.trainer.run_folder import RunFolder
+from kenpo.trainer.settle import settle
 from kenpo.trainer.setup import Parts, build, open_inputs, settle_torch
-from kenpo.trainer.state import TrainerState, load_state, restore_rng, seed_rng, versions
 from kenpo.types import Rollouts
 
 
@@ -45,10 +47,10 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
         config, path, resumed = settle(config, ranks)
         settle_torch(config)
         with open_inputs(config) as inputs:
-            folder = RunFolder(path, config)
+            folder = RunFolder(path, config.keep, config.save_adapter)
             checkpoint = folder.last_checkpoint() if resumed else None
             if resumed and folders.finished(path):
-                return already_finished(folder)
+                return already_finished(folder, config)
             parts = build(config, inputs, ranks, checkpoint)
             if config.dry_run:
                 held = len(parts.evaluator.problems) if parts.evaluator else 0
@@ -59,34 +61,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
         ranks.close()
 
 
-def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, Path, bool]:
-    """The resolved configuration, the run's folder, and whether it is resumed. Rank 0 looks, the others follow."""
-    check_loggers(config.loggers)
-    series = config.series if not config.out else None
-    path, resumed = Path(config.out or series or "."), config.resume
-    if series:
-        found, resumed = folders.next_in_series(path)
-        path = Path(ranks.from_first(str(found)))
-        resumed = ranks.from_first(resumed)
-    elif config.resume and not config.out:
-        raise folders.InputError("--resume needs the run's folder: --resume RUN")
-    if resumed:
-        recorded = folders.recorded_config(path)
-        folders.check_same(recorded, config, path)
-        return (
-            recorded.but(**{n: getattr(config, n) for n in ("loggers", "keep", "max_refills", "dry_run", "quiet")}),
-            path,
-            True,
-        )
-    resolved = resolve(config)
-    if not config.out and not series:
-        path = Path(ranks.from_first(str(folders.default_path(resolved))))
-    folders.refuse_existing(path)
-    ranks.gather(0)  # nobody creates the folder before all have looked
-    return resolved, path, False
-
-
-def already_finished(folder: RunFolder) -> dict[str, Any]:
+def already_finished(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
     """The summary of a run that was resumed after its end."""
     import json
 
@@ -94,8 +69,8 @@ def already_finished(folder: RunFolder) -> dict[str, Any]:
         summary = json.loads((folder.path / "summary.json").read_text())
     except ValueError:
         raise RunError(f"{folder.path / 'summary.json'}: damaged, not JSON; remove it and resume once more") from None
-    if not folder.config.quiet:
-        print(f"{folder.path}: already finished after {folder.config.steps} steps; nothing to do", file=sys.stderr)
+    if not config.quiet:
+        print(f"{folder.path}: already finished after {config.steps} steps; nothing to do", file=sys.stderr)
     return {**summary, "run": str(folder.path)}
 
 
@@ -119,7 +94,7 @@ class Run:
     def _restore(self, checkpoint: Path) -> None:
         state, tensors, rng = load_state(checkpoint)
         if state.ranks != self.ranks.size:
-            raise folders.InputError(
+            raise InputError(
                 f"{self.folder.path}: the run used {state.ranks} process(es), now there are {self.ranks.size}; "
                 "resume it with as many"
             )
@@ -143,7 +118,7 @@ class Run:
             if self.resumed:
                 self.folder.cut_back(self.state)
             else:
-                RunFolder.create(self.folder.path, self.config)
+                self.folder.create(to_dict(self.config))
         self._tell("on_start", self.config, self.folder.path, self.state.step)
         try:
             with self._signals():
@@ -155,7 +130,7 @@ class Run:
             raise
         except KenpoError as error:
             if error.exit_status == 2 and self.state.step == 0 and not self.resumed and self.ranks.first:
-                folders.shutil.rmtree(self.folder.path, ignore_errors=True)
+                shutil.rmtree(self.folder.path, ignore_errors=True)
             raise
         finally:
             self._tell("on_end", summary)
@@ -227,7 +202,7 @@ class Run:
             "versions": versions(),
         }
         if self.ranks.first:
-            from kenpo.trainer.curve import draw_curve
+            from kenpo.runs.curve import draw_curve
 
             with folders.disk_errors("curve.png"):
                 draw_curve(self.folder.metrics(), self.folder.path / "curve.png", title=self.parts.algorithm.name)

@@ -14,18 +14,18 @@ import torch
 import kenpo
 from kenpo.engines.hf import HFEngine
 from kenpo.errors import InputError
+from kenpo.experience.evaluate import Evaluator
+from kenpo.experience.prompts import Prompts
 from kenpo.experience.tasks import Task, load_task
 from kenpo.experience.verifiers import Verifier, load_verifier
 from kenpo.models.checkpointing import enable_checkpointing
 from kenpo.models.loading import check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter, starting_policy
+from kenpo.ranks import Ranks
 from kenpo.trainer.allocator import keep_freed_memory
 from kenpo.trainer.collect import Collector, sampling_options
 from kenpo.trainer.config import TrainConfig
-from kenpo.trainer.distributed import Ranks
-from kenpo.trainer.evaluate import Evaluator
 from kenpo.trainer.plan import SUPPLIED, ModelFacts, Passes, check_group_size, plan_passes
-from kenpo.trainer.prompts import Prompts
 from kenpo.trainer.step import Updater
 
 

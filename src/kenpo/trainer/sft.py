@@ -245,8 +245,8 @@ def _write(
     out: Path, model: Any, tokenizer: Any, config: SFTConfig, losses: list[dict[str, Any]], summary: dict[str, Any]
 ) -> None:
     """Write everything to a temporary folder beside `out`, flush it to the disk, then rename it: all or nothing."""
-    from kenpo.trainer.disk import disk_errors, sync_folder, sync_tree
-    from kenpo.trainer.state import save_model
+    from kenpo.runs.checkpoint import save_model
+    from kenpo.runs.disk import disk_errors, sync_folder, sync_tree
 
     temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
     with disk_errors(f"--out: {out}"):

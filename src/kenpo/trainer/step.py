@@ -20,10 +20,10 @@ from torch import Tensor
 import kenpo
 from kenpo.models.backward import policy_backward
 from kenpo.models.policy import pads_rows, policy_terms, shares_prompts
-from kenpo.trainer.collect import stable_seed
+from kenpo.ranks import Ranks
+from kenpo.seeds import stable_seed
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.cutting import deal, microbatches, units
-from kenpo.trainer.distributed import Ranks
 from kenpo.trainer.idle import idle_rows
 from kenpo.trainer.optimizer import Optimizer, learning_rate
 from kenpo.trainer.plan import Passes, couples_tokens

@@ -13,8 +13,8 @@ from typing import Any
 from kenpo.errors import InputError, UnknownNameError
 from kenpo.experience.answers import gold_after_marker
 from kenpo.experience.numerals import parse_number
+from kenpo.experience.problem import Problem, Prompt
 from kenpo.experience.rows import Row, is_missing, read_rows
-from kenpo.experience.tasks import Problem, Prompt
 
 DEFAULT_COLUMNS = ("prompt", "answer")
 GSM8K_COLUMNS = ("question", "answer")

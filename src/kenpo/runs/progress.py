@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kenpo.trainer.callbacks import Callback
-from kenpo.trainer.config import TrainConfig
-from kenpo.trainer.figures import average
+from kenpo.runs.callbacks import Callback, Described
+from kenpo.runs.figures import average
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -69,7 +68,7 @@ def rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
 class Lines(Callback):
     """One line per step, for logs and pipes."""
 
-    def on_start(self, config: TrainConfig, path: Path, step: int) -> None:
+    def on_start(self, config: Described, path: Path, step: int) -> None:
         self.steps = config.steps
         print(
             f"{config.algorithm} on {config.task}, model {config.model} -> {path}"
@@ -121,7 +120,7 @@ class Panel(Callback):
         self.live: Any = None
         self.saved = ""
 
-    def on_start(self, config: TrainConfig, path: Path, step: int) -> None:
+    def on_start(self, config: Described, path: Path, step: int) -> None:
         from rich.console import Console
         from rich.live import Live
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from kenpo.engines.base import Engine, SamplingOptions
 from kenpo.errors import InputError, VerifierError
-from kenpo.experience.tasks import Problem
+from kenpo.experience.judge import describe, judge
+from kenpo.experience.problem import Problem
+from kenpo.experience.prompts import Prompts
 from kenpo.experience.verifiers import Verifier
-from kenpo.trainer.collect import describe, score, stable_seed
-from kenpo.trainer.distributed import Ranks
-from kenpo.trainer.prompts import Prompts
+from kenpo.ranks import Ranks
+from kenpo.seeds import stable_seed
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -85,7 +86,7 @@ class Evaluator:
             seeds = [[stable_seed(seed, i, j) for j in range(samples)] for i in rows]
             prompts = [self.prompts.encode(p) for p in problems]
             completions = self.engine.generate(prompts, seeds, options, greedy=greedy)
-            verdicts = score(self.verifier, problems, completions)
+            verdicts = judge(self.verifier, problems, completions)
             for i, p, cs, vs in zip(rows, problems, completions, verdicts, strict=True):
                 records += [{"index": i, **describe(p, j, c, v)} for j, (c, v) in enumerate(zip(cs, vs, strict=True))]
         records = self.ranks.gather_list(records)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kenpo.trainer.collect import Collected
-from kenpo.trainer.step import Report
+if TYPE_CHECKING:
+    from kenpo.trainer.collect import Collected
+    from kenpo.trainer.step import Report
 
 
 def step_figures(step: int, collected: Collected, report: Report, correct_at: float) -> dict[str, Any]:

@@ -12,18 +12,17 @@ from typing import Any
 
 from kenpo.batches import save_rollouts
 from kenpo.errors import InputError, RunError
-from kenpo.trainer import state as checkpoints
-from kenpo.trainer.config import TrainConfig, differences, load, resolve, to_dict
-from kenpo.trainer.disk import disk_errors, sync_folder, write_json
+from kenpo.runs import checkpoint as checkpoints
+from kenpo.runs.disk import disk_errors, sync_folder, write_json
 from kenpo.types import Rollouts
 
 LOGS = ("metrics.jsonl", "samples.jsonl")
 _BATCH = re.compile(r"(\d{6,})\.safetensors(\.tmp)?")
 
 
-def default_path(config: TrainConfig, root: Path = Path("runs")) -> Path:
+def default_path(algorithm: str, task: str, root: Path = Path("runs")) -> Path:
     """``runs/ALGORITHM-TASK-N`` with the first N that is free."""
-    stem = f"{_slug(config.algorithm)}-{_slug(config.task)}"
+    stem = f"{_slug(algorithm)}-{_slug(task)}"
     n = 1
     while (root / f"{stem}-{n}").exists():
         n += 1
@@ -55,27 +54,26 @@ def finished(run: Path) -> bool:
 
 
 class RunFolder:
-    """Open handle on one run's folder."""
+    """Open handle on one run's folder. ``keep``: checkpoints kept, 0 for all; ``adapter_only``: what they hold."""
 
-    def __init__(self, path: Path, config: TrainConfig) -> None:
-        self.path, self.config = path, config
+    def __init__(self, path: Path, keep: int = 0, adapter_only: bool = False) -> None:
+        self.path, self.keep, self.adapter_only = path, keep, adapter_only
         self.checkpoints = path / "checkpoints"
 
-    @classmethod
-    def create(cls, path: Path, config: TrainConfig) -> RunFolder:
-        """A new folder with its ``config.json``; it appears whole. InputError if `path` exists already."""
+    def create(self, config: Mapping[str, Any]) -> None:
+        """Make the folder with its ``config.json``; it appears whole. InputError if it exists already."""
+        path = self.path
         refuse_existing(path)
         temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         with disk_errors(f"run folder {path}"):
             try:
                 temporary.mkdir(parents=True)
-                write_json(temporary / "config.json", to_dict(config))
+                write_json(temporary / "config.json", config)
                 os.rename(temporary, path)
                 sync_folder(path.parent)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-        return cls(path, config)
 
     def last_checkpoint(self) -> Path | None:
         """The newest whole checkpoint."""
@@ -130,9 +128,9 @@ class RunFolder:
         """Write a checkpoint of `state`, then remove old ones."""
         state.files = self.sizes()
         path = checkpoints.save_checkpoint(
-            self.checkpoints, state, model, tokenizer, optimizer, self.config.save_adapter
+            self.checkpoints, state, model, tokenizer, optimizer, self.adapter_only
         )
-        checkpoints.prune(self.checkpoints, self.config.keep)
+        checkpoints.prune(self.checkpoints, self.keep)
         return path
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -159,21 +157,3 @@ def refuse_existing(path: Path) -> None:
     above = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise InputError(f"{path}: {above} is not a folder that can be written to; choose another --out")
-
-
-def recorded_config(path: Path) -> TrainConfig:
-    """The configuration of the run at `path`. InputError if there is no run."""
-    if not (path / "config.json").is_file():
-        raise InputError(f"{path}: no run to resume there (no config.json); start one with --out {path}")
-    return resolve(load(path / "config.json"))
-
-
-def check_same(recorded: TrainConfig, given: TrainConfig, path: Path) -> None:
-    """InputError naming the options in which a resumed run would differ from what it was started with."""
-    different = differences(recorded, given)
-    if different:
-        listed = "; ".join(f"{name} was {was!r}, now {now!r}" for name, (was, now) in different.items())
-        raise InputError(
-            f"{path}: the configuration differs from the recorded one ({listed}); "
-            "resume it unchanged, or start a new run"
-        )

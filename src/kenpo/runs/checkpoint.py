@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kenpo.errors import InputError
 from kenpo.models.lora import is_adapted, merged_state, save_adapter
-from kenpo.trainer.disk import disk_errors, remove_tree, sync_folder, sync_tree
+from kenpo.runs.disk import disk_errors, remove_tree, sync_folder, sync_tree
 
 FORMAT = 1
 _NAME = re.compile(r"step_(\d{6,})")

@@ -7,7 +7,7 @@ from typing import Any
 
 from kenpo.engines.base import check_prompt_fits
 from kenpo.errors import InputError
-from kenpo.experience.tasks import Problem
+from kenpo.experience.problem import Problem
 from kenpo.models.loading import context_length, encode_prompt
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kenpo.trainer.figures import average
+from kenpo.runs.figures import average
 
 
 def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, title: str = "") -> None:

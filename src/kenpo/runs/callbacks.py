@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kenpo.errors import InputError, unknown_name
-from kenpo.trainer.config import TrainConfig, to_dict
-from kenpo.trainer.figures import scalars
+from kenpo.runs.figures import scalars
+
+
+class Described(Protocol):
+    """What onlookers may ask of a run's configuration."""
+
+    @property
+    def algorithm(self) -> str:
+        """Its algorithm by name or file."""
+        ...
+
+    @property
+    def task(self) -> str:
+        """What it learns from."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The model it starts from."""
+        ...
+
+    @property
+    def steps(self) -> int | None:
+        """Its length in rollout batches."""
+        ...
 
 
 class Callback:
     """Base of callbacks: override what you want to hear. Called on the first rank only, after the files are written."""
 
-    def on_start(self, config: TrainConfig, path: Path, step: int) -> None:
+    def on_start(self, config: Described, path: Path, step: int) -> None:
         """The run begins, or goes on after `step` steps."""
 
     def on_step(self, step: int, figures: Mapping[str, Any]) -> None:
@@ -34,7 +58,7 @@ class Callback:
 class TensorBoard(Callback):
     """Event files under ``RUN/tensorboard``."""
 
-    def on_start(self, config: TrainConfig, path: Path, step: int) -> None:
+    def on_start(self, config: Described, path: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(path / "tensorboard"), purge_step=step + 1 if step else None)
@@ -58,8 +82,8 @@ class Tracker(Callback):
     def __init__(self, module: Any) -> None:
         self.module, self.open = module, False
 
-    def on_start(self, config: TrainConfig, path: Path, step: int) -> None:
-        self.module.init(project="kenpo", name=path.name, config=to_dict(config))
+    def on_start(self, config: Described, path: Path, step: int) -> None:
+        self.module.init(project="kenpo", name=path.name, config=json.loads((path / "config.json").read_text()))
         self.open = True
 
     def on_step(self, step: int, figures: Mapping[str, Any]) -> None:

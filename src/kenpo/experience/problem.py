@@ -1,0 +1,23 @@
+"""A problem: what the policy is asked and what its verifier is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Prompt = str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One data row: what the policy is asked and what its verifier is handed.
+
+    `id` is the identity of the row, not of its text: two rows with the same prompt are two problems. `prompt` is plain
+    text or a list of chat messages; `answer` is a JSON value; `extra` holds the row's other columns.
+    """
+
+    id: int
+    prompt: Prompt
+    answer: Any
+    extra: Mapping[str, Any] = field(default_factory=dict)
