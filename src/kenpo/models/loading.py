@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kenpo.errors import InputError, unknown_name
+from kenpo.models.foreign import NO_CODE, nobody_asked, refuse_kernels, wants_code
 from kenpo.models.lora import base_of, is_adapter, open_adapter
 from kenpo.models.wide_head import widen_head
 
@@ -46,16 +47,20 @@ def load_model(
     _check_attention(attention, dtype, where)
     folder = Path(path_or_name).expanduser()
     if is_adapter(folder):
+        base = base_of(folder)
+        if is_adapter(base):
+            raise InputError(f"{folder}: its base model {base} is an adapter as well; name a whole model there")
         model, tokenizer = load_model(
-            base_of(folder), dtype=dtype, device=device, trainable=False, head_dtype=head_dtype, attention=attention
+            base, dtype=dtype, device=device, trainable=False, head_dtype=head_dtype, attention=attention
         )
         open_adapter(model, folder, trainable)
         return model, tokenizer
     source, local = _resolve(path_or_name)
-    with _quiet():
+    with _quiet(), nobody_asked():
         config = _config(source, local)
+        refuse_kernels(source, config)
         _check_causal(config, source)
-        tokenizer = _tokenizer(source, local)
+        tokenizer = load_tokenizer(source, local)
         model = _weights(source, config, DTYPES[dtype], attention)
     if head_dtype == "float32" and dtype == "bfloat16":
         widen_head(model)
@@ -134,8 +139,10 @@ def _config(source: str, local: bool):
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(source)
+        return AutoConfig.from_pretrained(source, **NO_CODE)
     except Exception as error:
+        if refusal := wants_code(source, "config.json", error):
+            raise refusal from None
         if local:
             raise InputError(f"{source}: config.json can't be read ({_first_line(error)})") from None
         raise InputError(
@@ -154,12 +161,16 @@ def _check_causal(config: Any, source: str) -> None:
         raise InputError(f"{source}: {what} is not a causal language model (AutoModelForCausalLM)")
 
 
-def _tokenizer(source: str, local: bool):
+def load_tokenizer(source: str, local: bool) -> Any:
+    """The tokenizer of a folder or hub name. `InputError` if it can't be opened, or only with code of its own."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(source)
+        with nobody_asked():
+            return AutoTokenizer.from_pretrained(source, local_files_only=local, **NO_CODE)
     except Exception as error:
+        if refusal := wants_code(source, "the tokenizer", error):
+            raise refusal from None
         where = "its files" if local else "the hub"
         raise InputError(f"{source}: the tokenizer can't be loaded from {where} ({_first_line(error)})") from None
 
@@ -178,9 +189,12 @@ def _weights(source: str, config: Any, dtype: torch.dtype, attention: str):
     chosen = {} if attention == "auto" else {"attn_implementation": attention}
     try:
         model, info = loader.from_pretrained(
-            source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **chosen
+            source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **NO_CODE,
+            **chosen,
         )  # tensors of another shape are refused below, by name
     except Exception as error:
+        if refusal := wants_code(source, "the model", error):
+            raise refusal from None
         how = "".join(f" with attention {a!r}" for a in chosen.values())
         raise InputError(f"{source}: the weights can't be loaded{how} ({_first_line(error)})") from None
     missing = sorted(info["missing_keys"])

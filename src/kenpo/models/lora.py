@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kenpo.errors import InputError
+from kenpo.models.foreign import nobody_asked, refuse_modules
 
 ACTIVE, STARTING = "default", "starting"
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -59,12 +60,15 @@ def base_of(folder: Path) -> str:
         config = json.loads((folder / _CONFIG).read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: {_CONFIG} can't be read ({error})") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{folder}: {_CONFIG} holds no JSON object; it is not an adapter that peft saved")
+    refuse_modules(str(folder), _CONFIG, config)
     if config.get("peft_type") != "LORA" or config.get("use_dora"):
         raise InputError(f"{folder}: only plain LoRA adapters can be opened, this is {config.get('peft_type')}")
     if config.get("lora_bias") or config.get("bias", "none") != "none":
         raise InputError(f"{folder}: an adapter with biases of its own; only weights can be merged and compared")
     base = config.get("base_model_name_or_path")
-    if not base:
+    if not base or not isinstance(base, str):
         raise InputError(f"{folder}: {_CONFIG} names no base model; put its path at base_model_name_or_path")
     beside = folder / base
     return str(beside) if not Path(base).exists() and beside.is_dir() else base
@@ -74,7 +78,7 @@ def open_adapter(model: Any, folder: Path, trainable: bool) -> None:
     """Put a saved adapter into its base model. `InputError` if it does not fit."""
     peft = _peft()
     try:
-        with _quiet():
+        with _quiet(), nobody_asked():
             wrapped = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=trainable)
     except Exception as error:
         raise InputError(f"{folder}: the adapter can't be opened ({str(error).splitlines()[0][:200]})") from None

@@ -104,14 +104,14 @@ def _tokenizer(folder: str | None) -> Any:
         from kenpo.experience.addition import character_tokenizer
 
         return character_tokenizer()
-    from transformers import AutoTokenizer
+    from kenpo.models.loading import load_tokenizer
 
     if not Path(folder).is_dir():
         raise InputError(f"--tokenizer: {folder} is not a folder; give one that holds tokenizer.json")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--tokenizer: {folder} can't be opened ({str(error).splitlines()[0]})") from None
+        return load_tokenizer(folder, local=True)
+    except InputError as error:
+        raise InputError(f"--tokenizer: {error}") from None
 
 
 def _evaluation(config: SFTConfig, model: Any, tokenizer: Any) -> Callable[[], float] | None:
