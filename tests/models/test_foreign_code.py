@@ -9,9 +9,7 @@ import sys
 import pytest
 
 MARK = "import pathlib\npathlib.Path({marker!r}).write_text('ran')\n"
-CONFIG_CODE = (
-    MARK + "from transformers import LlamaConfig\nclass Own(LlamaConfig):\n    model_type = 'own_kind'\n"
-)
+CONFIG_CODE = MARK + "from transformers import LlamaConfig\nclass Own(LlamaConfig):\n    model_type = 'own_kind'\n"
 MODEL_CODE = MARK + "from transformers import LlamaForCausalLM\nclass Own(LlamaForCausalLM):\n    pass\n"
 TOKENIZER_CODE = (
     MARK + "from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast):\n    pass\n"
@@ -64,7 +62,9 @@ def own_code(kind, plain, folder, marker):
         return "somebody/attention"
     if kind == "tokenizer":
         (folder / "own.py").write_text(TOKENIZER_CODE.format(**text))
-        edit(folder / "tokenizer_config.json", tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", "own.Own"]})
+        edit(
+            folder / "tokenizer_config.json", tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", "own.Own"]}
+        )
         return "the tokenizer needs Python code"
     if kind == "template":
         template = TEMPLATE.replace("{marker}", str(marker))

@@ -189,7 +189,12 @@ def _weights(source: str, config: Any, dtype: torch.dtype, attention: str):
     chosen = {} if attention == "auto" else {"attn_implementation": attention}
     try:
         model, info = loader.from_pretrained(
-            source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **NO_CODE,
+            source,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **NO_CODE,
             **chosen,
         )  # tensors of another shape are refused below, by name
     except Exception as error:
