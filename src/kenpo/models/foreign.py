@@ -1,8 +1,8 @@
 """Code that a model folder brings along is never run, and loading a model asks nobody anything.
 
-A folder may name Python files of its own (``auto_map`` in a configuration), kernels to be fetched from a hub, or a module
-to import. All of these are code from data. A folder that works without them is opened with the classes of transformers;
-one that needs them is refused by name.
+A folder may name Python files of its own (``auto_map`` in a configuration), kernels to be fetched from a hub, or a
+module to import. All of these are code from data. A folder that works without them is opened with the classes of
+transformers; one that needs them is refused by name.
 """
 
 from __future__ import annotations
