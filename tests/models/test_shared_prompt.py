@@ -198,3 +198,10 @@ def test_checkpointed_layers_share_prompts_without_gradient(forwards):
     with torch.no_grad():
         policy_terms(model, batch(), temperature=1.0)
     assert forwards
+
+
+def test_nan_is_no_agreement(monkeypatch):
+    run = shared_prompt._forward
+    monkeypatch.setattr(shared_prompt, "_forward", lambda *a: run(*a) * torch.nan)
+    model = tiny.llama()
+    assert "nan" in shared_prompt.reason_against(model, model.model)

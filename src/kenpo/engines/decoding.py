@@ -17,7 +17,6 @@ from torch import Tensor
 
 from kenpo.models.head import accepted_arguments, module_inputs
 from kenpo.models.loading import context_length, vocabulary_size
-from kenpo.models.short_attention import short_attention
 from kenpo.models.trial import relative_difference
 
 
@@ -57,26 +56,20 @@ class CachedDecoder:
         self.length: Tensor  # [R] real tokens so far
 
     def start(self, prompts: Sequence[Sequence[int]], owner: Tensor) -> Tensor:
-        logits = self._run_prompts(prompts, owner.device)
-        self.keep(owner)
-        return logits[owner]
-
-    def _run_prompts(self, prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-        """Fill a new cache; logits [P,V] after the prompts, whose rows are now held once each."""
-        ids, mask = left_padded(prompts, device)
+        ids, mask = left_padded(prompts, owner.device)
         self.cache = new_cache(self.model)
         logits = self._forward(ids, mask, (mask.cumsum(1) - 1).clamp_min(0))
         self.length = mask.sum(1)
         self.mask = None if bool(mask.all()) else mask
-        return logits
+        self.keep(owner)
+        return logits[owner]
 
     def step(self, ids: Tensor) -> Tensor:
         if self.mask is not None:
             self.mask = torch.cat([self.mask, self.mask.new_ones((len(ids), 1))], 1)
         mask, positions = self.mask, self.length[:, None]
         self.length = self.length + 1
-        with short_attention(self.model):
-            return self._forward(ids[:, None], mask, positions)
+        return self._forward(ids[:, None], mask, positions)
 
     def keep(self, rows: Tensor) -> None:
         self.cache.reorder_cache(rows)
@@ -210,13 +203,6 @@ def _growing_layer() -> type:
             buffer = x.new_empty((*x.shape[:-2], length + max(self.room, length // 4), x.shape[-1]))
             buffer[..., : x.shape[-2], :] = x
             return buffer
-
-        def prepend(self, key_states: Tensor, value_states: Tensor) -> None:
-            """Put keys and values of earlier tokens in front."""
-            assert self.keys is not None
-            assert self.values is not None
-            self.keys, self.values = torch.cat([key_states, self.keys], 2), torch.cat([value_states, self.values], 2)
-            self.buffers = None
 
         def reorder_cache(self, beam_idx: Any) -> None:
             self.buffers = None  # the rows that are kept are copied out of them

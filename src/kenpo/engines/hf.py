@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kenpo.engines.base import Completion, SamplingOptions, check_prompt_fits
 from kenpo.engines.decoding import choose
-from kenpo.engines.in_place import in_place_if_it_pays
 from kenpo.engines.sampling import Draw, StopStrings, cut_text, decode_all, draw, take_best, uniforms
 from kenpo.errors import InputError, NonFiniteError
 from kenpo.models.loading import context_length, stop_ids, vocabulary_size
@@ -108,7 +107,7 @@ class HFEngine:
         used = sorted({p for p, _ in chunk}, key=lambda p: len(prompts[p]))
         place = {p: i for i, p in enumerate(used)}
         owner = torch.tensor([place[p] for p, _ in chunk], device=device)
-        decoder = in_place_if_it_pays(self.model, kind, [len(prompts[p]) for p in used], owner)
+        decoder = kind(self.model)
         limits = torch.tensor([self._limit(prompts[p], options) for p, _ in chunk], device=device)
         u = uniforms([seeds[p][s] for p, s in chunk], int(limits.max())).to(device)
         tight = bool((limits < options.max_tokens).any())

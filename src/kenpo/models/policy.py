@@ -20,7 +20,6 @@ from kenpo.models.checkpointing import checkpointed
 from kenpo.models.head import Head, Reference, find_head, head_terms, module_inputs, pick_terms
 from kenpo.models.loading import context_length, vocabulary_size
 from kenpo.models.lora import Starting
-from kenpo.models.short_attention import short_attention
 from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, Policy, Rollouts
 
 COMPUTED = frozenset({"logp", "entropy", "topk_logp", "kl_ref"})
@@ -91,7 +90,7 @@ def forward(
     rows = _compact(rollouts, _device_of(model), context_length(model), vocabulary_size(model))
     if rows is None:
         return None
-    with checkpointed(model), short_attention(model):
+    with checkpointed(model):
         states, head = _hidden(model, rows, packing)
     where = (rows.row, rows.column)
     support = None if rollouts.support_ids is None else rollouts.support_ids.to(states.device)[where]
@@ -187,8 +186,7 @@ def _hidden(model: Any, rows: Compact, packing: str) -> tuple[Tensor, Head | Non
     if not families:
         states, start = _unshared(module, rows.ids, lengths, packed)
         return states[start[rows.source_row] + rows.source], head
-    in_place = shared_prompt.in_place_pays(families) and shared_prompt.why_copied(model, module) is None
-    shared = shared_prompt.run(module, rows.ids, lengths, families, in_place)
+    shared = shared_prompt.run(module, rows.ids, lengths, families)
     # Where a row's output stands in the states of all passes laid end to end, as if it began at position 0.
     size, width = shared.states.shape[:2]
     start = rows.source.new_zeros(len(rows.ids))
@@ -231,14 +229,6 @@ def shares_prompts(model: Any) -> str | None:
         model = model.model
     head = find_head(model)
     return shared_prompt.reason_against(model, model if head is None else head.decoder)
-
-
-def copies_keys(model: Any) -> str | None:
-    """None where rows read a long shared prompt's keys in place, else why each holds a copy."""
-    if isinstance(model, Starting):
-        model = model.model
-    head = find_head(model)
-    return shared_prompt.why_copied(model, model if head is None else head.decoder)
 
 
 def pads_rows(model: Any, packing: str) -> str | None:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kenpo.models import shared_keys
 from kenpo.models.checkpointing import checkpointing
 from kenpo.models.head import accepted_arguments, module_inputs
 from kenpo.models.trial import Known, reason_by_trial, relative_difference
@@ -59,14 +58,6 @@ def families(prefixes: Sequence[bytes], prompts: Sequence[int], lengths: Sequenc
     return found, spared
 
 
-def in_place_pays(found: Sequence[Family]) -> bool:
-    """Whether reading the prompts' keys in place is the quicker way: a long prompt, and families of like size, since
-    each is given as many places for rows as the largest has."""
-    places = len(found) * max(len(f.rows) for f in found)
-    long = max(f.prompt for f in found) >= shared_keys.LEAST_PROMPT
-    return long and places <= 2 * sum(len(f.rows) for f in found)
-
-
 class Shared(NamedTuple):
     """Output states of rows that went on from shared prompts: ``states`` [R,S,H] start at position ``offset`` [R]."""
 
@@ -75,11 +66,8 @@ class Shared(NamedTuple):
     offset: Tensor
 
 
-def run(module: Any, ids: Tensor, lengths: Sequence[int], found: Sequence[Family], in_place: bool = False) -> Shared:
-    """Run the families' prompts once and their rows from there. ``ids`` [R,W] hold real tokens from the left.
-
-    ``in_place``: the rows read the prompts' keys where they lie instead of copying them.
-    """
+def run(module: Any, ids: Tensor, lengths: Sequence[int], found: Sequence[Family]) -> Shared:
+    """Run the families' prompts once and their rows from there. ``ids`` [R,W] hold real tokens from the left."""
     device = ids.device
     rows = [r for family in found for r in family.rows]
     index = torch.tensor(rows, device=device)
@@ -99,9 +87,6 @@ def run(module: Any, ids: Tensor, lengths: Sequence[int], found: Sequence[Family
     last = torch.tensor([lengths[r] for r in rows], device=device)[:, None] - 1
     positions = torch.minimum(positions, last)
     real = place >= 0 if padded else None
-    if in_place:
-        with shared_keys.shared_keys(module, shared_keys.Prefix.of(cache, owner, real)):
-            return Shared(_forward(module, rest, positions, None, None), index, offset)
     _hand_out(cache, owner, len(found))
     mask = None if real is None else torch.cat([real[owner], torch.ones_like(positions, dtype=torch.bool)], 1)
     return Shared(_forward(module, rest, positions, mask, cache), index, offset)
@@ -151,24 +136,6 @@ def reason_against(model: Any, module: Any) -> str | None:
     return reason_by_trial(_reasons, model, lambda: _fault(module))
 
 
-_copies: Known = weakref.WeakKeyDictionary()
-
-
-def why_copied(model: Any, module: Any) -> str | None:
-    """Why rows copy the keys of a shared prompt whatever its length, or None: they can read them in place."""
-    return shared_keys.reason_against(model) or reason_by_trial(_copies, model, lambda: _fault_in_place(module))
-
-
-@torch.no_grad()
-def _fault_in_place(module: Any) -> str | None:
-    def fill() -> Any:
-        cache, ids = _new_cache(module), torch.arange(1, 6, device=module.get_input_embeddings().weight.device)[None]
-        _forward(module, ids, ids - 1, None, cache)
-        return cache
-
-    return shared_keys.why_not_the_caches(module, fill) or _probe(module, in_place=True)
-
-
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -196,13 +163,13 @@ def _fault(module: Any) -> str | None:
 
 
 @torch.no_grad()
-def _probe(module: Any, in_place: bool = False) -> str | None:
+def _probe(module: Any) -> str | None:
     """Two prompts of different lengths, two rows each, against the same rows in a plain forward pass."""
     weight = module.get_input_embeddings().weight
     ids = (torch.arange(1, 29, device=weight.device) * 7919 % int(weight.shape[0])).reshape(4, 7)
     ids[1, :4], ids[3, :2] = ids[0, :4], ids[2, :2]
     lengths = [7, 6, 5, 7]
-    shared = run(module, ids, lengths, [Family([0, 1], 4), Family([2, 3], 2)], in_place)
+    shared = run(module, ids, lengths, [Family([0, 1], 4), Family([2, 3], 2)])
     out = module(**module_inputs(module, ids))
     plain = out.logits if hasattr(out, "logits") else out.last_hidden_state
     tolerance = {torch.float64: 1e-6, torch.float32: 1e-4}.get(plain.dtype, 5e-2)

@@ -15,8 +15,7 @@ from kenpo.errors import InputError
 from kenpo.models.backward import head_chunk
 from kenpo.models.head import FEW_LOGITS
 from kenpo.models.loading import context_length
-from kenpo.models.policy import copies_keys, pads_rows, shares_prompts
-from kenpo.models.shared_keys import LEAST_PROMPT
+from kenpo.models.policy import pads_rows, shares_prompts
 from kenpo.models.shared_prompt import LEAST_SHARE
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
@@ -132,7 +131,6 @@ class ModelFacts:
     trainable: int  # parameters
     unshared: str | None  # why prompts can't be shared in training; None: they can
     context: int | None  # tokens that the model takes, where it names a limit
-    copied: str | None  # why each row copies a shared prompt's keys; None: it reads them in place
     padded: str | None  # why rows are padded; None: they are packed
 
     @classmethod
@@ -148,7 +146,7 @@ class ModelFacts:
             getattr(c, "num_hidden_layers", None) or 1, hidden,
             int(model.get_input_embeddings().weight.shape[0]), width, head_chunk(model),
             sum(p.numel() for p in parameters if p.requires_grad), shares_prompts(model),
-            context_length(model), copies_keys(model), pads_rows(model, packing),
+            context_length(model), pads_rows(model, packing),
         )  # fmt: skip
 
 
@@ -194,8 +192,7 @@ def prompt_path(config: TrainConfig, facts: ModelFacts) -> str:
         return f"no   {facts.unshared}"
     if config.group_size == 1:
         return "no   a group holds one sample"
-    keys = f"copied by each sample: {facts.copied}" if facts.copied else f"read in place from {LEAST_PROMPT} tokens on"
-    return f"yes  where that saves {LEAST_SHARE:.0%} of a group's tokens, in scoring and training; keys are {keys}"
+    return f"yes  where that saves {LEAST_SHARE:.0%} of a group's tokens, in scoring and training"
 
 
 def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> dict[str, int]:

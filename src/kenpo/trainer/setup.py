@@ -22,7 +22,6 @@ from kenpo.models.checkpointing import enable_checkpointing
 from kenpo.models.loading import check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter, starting_policy
 from kenpo.ranks import Ranks
-from kenpo.trainer.allocator import keep_freed_memory
 from kenpo.trainer.collect import Collector, sampling_options
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.plan import SUPPLIED, ModelFacts, Passes, check_group_size, plan_passes
@@ -195,11 +194,9 @@ def how_loaded(config: TrainConfig, device: str) -> dict[str, Any]:
 
 
 def settle_torch(config: TrainConfig) -> None:
-    """Fix the thread count, on a CPU keep freed memory, on a GPU ask for deterministic kernels."""
+    """Fix the thread count, on a GPU ask for deterministic kernels."""
     assert config.threads is not None
     torch.set_num_threads(config.threads)
-    if config.device == "cpu":
-        keep_freed_memory()
     if (config.device or "").startswith("cuda"):
         import os
 
