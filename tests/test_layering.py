@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
     "jsonfile": {"errors"},
+    "divergence": {"errors"},
     "seeds": set(),
     "ranks": FOUNDATION | {"batches"},
     "ops": FOUNDATION,

@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
+from kenpo.divergence import Divergence
 from kenpo.errors import InputError
 from kenpo.ops.linear_divergence import linear_divergence
 from kenpo.ops.linear_logprob import Second, Transform
-from kenpo.ops.vocabulary import Divergence, divergence, trust_region
+from kenpo.ops.vocabulary import divergence, trust_region
 
 P, Q = [0.7, 0.2, 0.1], [0.25, 0.5, 0.25]
 SPECS = [

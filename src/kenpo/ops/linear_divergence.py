@@ -14,9 +14,10 @@ import math
 import torch
 from torch import Tensor
 
+from kenpo.divergence import Divergence
 from kenpo.errors import InputError
 from kenpo.ops.linear_logprob import Second, Transform, add_product, finite_bias, product_dtype
-from kenpo.ops.vocabulary import LEAST_TAIL, Divergence, slopes, support
+from kenpo.ops.vocabulary import LEAST_TAIL, slopes, support
 
 #: Bytes of one model's logits of a chunk in float32, by kind of device, and of the rows worked on at a time.
 CHUNK_BYTES = {"cpu": 96 * 2**20}
