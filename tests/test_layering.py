@@ -13,7 +13,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 
-FOUNDATION = {"types", "errors", "jsonfile", "seeds"}
+FOUNDATION = {"types", "errors", "jsonfile", "seeds", "divergence"}
 OBJECTIVE = FOUNDATION | {"ops", "stages", "settings", "metrics", "checks", "algorithm"}
 CATALOGUE = {"algorithms", "loading", "casefile"}
 MACHINERY = {"batches", "preference", "models", "engines", "experience", "ranks", "runs"}
