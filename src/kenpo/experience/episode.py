@@ -10,7 +10,7 @@ import torch
 
 from kenpo.engines.base import Completion
 from kenpo.experience.problem import Problem
-from kenpo.experience.verifiers import Verdict
+from kenpo.experience.verdict import Verdict
 from kenpo.types import Rollouts
 
 

@@ -12,7 +12,7 @@ from kenpo.errors import InputError, VerifierError
 from kenpo.experience.judge import describe, judge
 from kenpo.experience.problem import Problem
 from kenpo.experience.prompts import Prompts
-from kenpo.experience.verifiers import Verifier
+from kenpo.experience.verdict import Verifier
 from kenpo.ranks import Ranks
 from kenpo.seeds import stable_seed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kenpo.engines.base import Completion
 from kenpo.experience.problem import Problem
-from kenpo.experience.verifiers import Sample, Verdict, Verifier
+from kenpo.experience.verdict import Sample, Verdict, Verifier
 
 
 def judge(

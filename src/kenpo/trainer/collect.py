@@ -21,7 +21,7 @@ from kenpo.experience.episode import build_rollouts
 from kenpo.experience.judge import describe, judge
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.tasks import Task
-from kenpo.experience.verifiers import Verifier
+from kenpo.experience.verdict import Verifier
 from kenpo.ranks import Ranks
 from kenpo.seeds import stable_seed
 from kenpo.trainer.config import TrainConfig
