@@ -58,14 +58,18 @@ class Verifier(Protocol):
 
 
 def judged(right: bool, answer: str | None) -> Verdict:
+    """1 or 0, with the answer found."""
     return Verdict(float(right), "ok", answer)
 
 
 def abstain(detail: str, answer: str | None = None) -> Verdict:
+    """No verdict: NaN, with the reason."""
     return Verdict(math.nan, "abstain", answer, detail)
 
 
 class Base:
+    """What all of ours share: samples that were cut off, and being a context manager."""
+
     name = ""
     keep_truncated = False
 
@@ -86,6 +90,8 @@ class Base:
 
 
 class InProcess(Base):
+    """A verifier that judges its samples one by one in this process."""
+
     def score(self, samples: Sequence[Sample]) -> list[Verdict]:
         """One verdict per sample, in the order given."""
         return [self._skip(sample) or self.judge(sample) for sample in samples]
