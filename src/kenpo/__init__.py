@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kenpo import errors, ops, stages
-    from kenpo.algorithm import Algorithm, coefficients, evaluate, objective, prepare, select, weigh
+    from kenpo.algorithm import Algorithm
     from kenpo.algorithms import get, names
     from kenpo.loading import load, resolve
+    from kenpo.order import coefficients, evaluate, objective, prepare, select, weigh
     from kenpo.stages.base import Scope
     from kenpo.trainer.config import TrainConfig
     from kenpo.trainer.loop import train
     from kenpo.types import Batch, Loss, Policy, Prepared, Result, Rollouts, Totals
 
 _WHERE = {
-    "kenpo.algorithm": ("Algorithm", "coefficients", "evaluate", "objective", "prepare", "select", "weigh"),
+    "kenpo.algorithm": ("Algorithm",),
     "kenpo.algorithms": ("get", "names"),
     "kenpo.loading": ("load", "resolve"),
+    "kenpo.order": ("coefficients", "evaluate", "objective", "prepare", "select", "weigh"),
     "kenpo.stages.base": ("Scope",),
     "kenpo.trainer.config": ("TrainConfig",),
     "kenpo.trainer.loop": ("train",),

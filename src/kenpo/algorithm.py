@@ -1,24 +1,18 @@
-"""An algorithm is a frozen record of stages; the order in which they run is written here, once.
+"""An algorithm is a frozen record of stages, with what follows from them: needs, scope, phases, variations.
 
-``prepare`` (whole rollout batch) → ``weigh`` (one optimizer minibatch) → ``objective`` (each microbatch); ``evaluate``
-runs all three on a whole batch, ``coefficients`` turns the last one into d loss / d logp. All ranks see the same
-batch in ``prepare`` and ``weigh``, so nothing here talks to a network.
+The order in which the stages run is in `kenpo.order`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
-from kenpo import metrics
-from kenpo.checks import check_combination, check_finite, check_groups_whole, check_rows
-from kenpo.errors import IllegalCombinationError, InputError, NonFiniteError, ScopeError
-from kenpo.ops import groups, masked
+from kenpo import order
+from kenpo.checks import check_combination
+from kenpo.errors import IllegalCombinationError, InputError
 from kenpo.settings import apply_settings, differences, flat_settings
 from kenpo.stages.base import (
     Advantage,
@@ -31,10 +25,10 @@ from kenpo.stages.base import (
     Stage,
     Surrogate,
     Weight,
+    reads_policy,
     snake,
 )
-from kenpo.stages.context import Context, raised
-from kenpo.types import POLICY_FIELDS, Batch, Loss, Policy, Prepared, Result, Rollouts, Totals
+from kenpo.types import Batch, Loss, Policy, Prepared, Rollouts
 
 
 @dataclass(frozen=True)
@@ -90,32 +84,71 @@ class Algorithm:
     @property
     def needs(self) -> frozenset[str]:
         """Optional fields of Rollouts and Policy that the stages read."""
-        return frozenset().union(*(s.needs for s in self.stages))
+        return _needs(self.stages) - {"returns"}
+
+    @property
+    def prepare_needs(self) -> frozenset[str]:
+        """Those of `needs` that `prepare` reads: they must be there before the first update, however many there are."""
+        early = () if self.advantage.policy_needs else (self.advantage,)
+        return _needs((*self.selection, *self.shaping, *early))
+
+    @property
+    def reaches(self) -> frozenset[str]:
+        """The Policy fields that get a gradient, at most."""
+        return frozenset().union(*(s.reaches for s in self.stages))
+
+    def crosses(self, *learners: Collection[str]) -> str | None:
+        """Why the policy fields can't be learnt by separate models, each with the fields it makes, or None: they can.
+
+        A ratio and its surrogate are one term, and so is each regularizer: its gradients must go to one learner.
+        """
+        live = tuple(s for s in (self.ratio, self.surrogate) if s is not None)
+        for term in (live, *((r,) for r in self.regularizers)):
+            reached = frozenset().union(*(s.reaches for s in term))
+            parts = [sorted(reached.intersection(fields)) for fields in learners]
+            met = [fields for fields in parts if fields]
+            if len(met) > 1:
+                who = " with ".join(map(snake, term))
+                return f"{who} has gradients to {met[0][0]!r} and {met[1][0]!r}, which two separate models make"
+        return None
 
     @property
     def scope(self) -> Scope:
         """The widest scope of any stage."""
         return max(s.span for s in self.stages)
 
-    def two_phase(self, rollouts: Rollouts | None = None) -> str | None:
+    def two_phase(self, rollouts: Rollouts | None = None, *, whole_groups: bool = False) -> str | None:
         """Why the minibatch's log-probs must be known before `weigh`, or None if one phase will do.
 
-        `rollouts` only tells whether ``logp_old`` is there; None assumes it is not.
+        `rollouts` only tells whether ``logp_old`` is there; None assumes it is not. `whole_groups`: the caller's
+        microbatches hold whole groups, so that stages of group scope run inside them (see `Algorithm.whole_groups`).
         """
         fresh = rollouts is None or rollouts.logp_old is None
+        widest = Scope.GROUP if whole_groups else Scope.SEQUENCE
         if self.advantage.policy_needs:
             return f"{snake(self.advantage)} needs the policy's terms before advantages are known"
         for stage in self.weights:
-            if stage.span > Scope.SEQUENCE and reads_policy(stage, fresh):
+            if stage.span > widest and reads_policy(stage, fresh):
                 return f"{snake(stage)} must see the whole {stage.span.name.lower()} under the current policy"
-        live: list[Stage] = [s for s in (self.ratio, self.surrogate, *self.regularizers) if s is not None]
-        for part in live:
-            if part.span > Scope.SEQUENCE:
+        for part in self.live:
+            if part.span > widest:
                 return f"{snake(part)} couples the rollouts of a {part.span.name.lower()}"
         waiting = [snake(s) for s in self.weights if reads_policy(s, fresh)]
         if self.aggregate.counts_kept and waiting:
             return f"{snake(self.aggregate)} counts kept tokens and {waiting[0]} needs the policy to keep them"
         return None
+
+    def whole_groups(self, rollouts: Rollouts | None = None) -> str | None:
+        """Why one phase needs microbatches of whole groups, or None: any rows will do, or two phases are needed anyway.
+
+        Where a group does not fit into a microbatch, two phases give the same: `two_phase` without its promise.
+        """
+        return None if self.two_phase(rollouts, whole_groups=True) else self.two_phase(rollouts)
+
+    @property
+    def live(self) -> tuple[Ratio | Surrogate | Regularizer, ...]:
+        """The stages that carry a gradient."""
+        return tuple(s for s in (self.ratio, self.surrogate, *self.regularizers) if s is not None)
 
     # -- variation ------------------------------------------------------------------------------------------------
 
@@ -153,248 +186,25 @@ class Algorithm:
 
     def prepare(self, rollouts: Rollouts, state: Any = None) -> Prepared:
         """See `kenpo.prepare`."""
-        return _prepare(self, rollouts, state)
+        return order.run_prepare(self, rollouts, state)
 
     def weigh(self, prepared: Prepared, policy: Policy | None = None) -> Batch:
         """See `kenpo.weigh`."""
-        return _weigh(self, prepared, policy)
+        return order.run_weigh(self, prepared, policy)
 
-    def objective(self, batch: Batch, policy: Policy, measure: bool = True) -> Loss:
+    def objective(self, batch: Batch, policy: Policy, measure: bool = True, of: Collection[str] | None = None) -> Loss:
         """See `kenpo.objective`."""
-        return _objective(self, batch, policy, measure)
+        return order.run_objective(self, batch, policy, measure, of)
 
 
 TUPLE_SLOTS = ("selection", "shaping", "weights", "regularizers")
+
+
+def _needs(stages: tuple[Stage, ...]) -> frozenset[str]:
+    return frozenset().union(*(s.needs for s in stages))
 
 
 def _stages_of(value: Any) -> tuple[Stage, ...]:
     if value is None:
         return ()
     return value if isinstance(value, tuple) else (value,)
-
-
-def reads_policy(stage: Stage, fresh: bool) -> bool:
-    """Whether a stage reads the policy being optimised; without ``logp_old``, π_old is that policy too."""
-    return bool(stage.policy_needs) or (fresh and "logp_old" in stage.needs)
-
-
-# -- prepare --------------------------------------------------------------------------------------------------------
-
-
-def select(a: Algorithm, rollouts: Rollouts) -> Tensor:
-    """[B] bool: the rollouts that the algorithm's selections keep; a rollout without a verdict (NaN) is never kept."""
-    selected = ~rollouts.rewards.isnan()
-    for stage in a.selection:
-        selected = selected & stage(Context(rollouts, selected).of(stage))
-    return selected
-
-
-@torch.no_grad()
-def prepare(a: Algorithm, rollouts: Rollouts, state: Any = None) -> Prepared:
-    """Selection, shaping and advantage on one whole rollout batch (all ranks see the same batch).
-
-    `state` is what the last batch's `Prepared.state` handed on. Raises `MissingFieldError` for a field that the
-    advantage needs, `NonFiniteError` for a NaN or infinity at a trained position of a field that any stage reads.
-    """
-    return a.prepare(rollouts, state)
-
-
-def _prepare(a: Algorithm, rollouts: Rollouts, state: Any) -> Prepared:
-    selected = select(a, rollouts)
-    ctx = Context(rollouts, selected)
-    check_finite(rollouts, ctx.mask, a.needs)
-    rewards = masked.select(ctx.rewards, selected)
-    if not bool(rewards.isfinite().all()):
-        raise NonFiniteError(f"rewards: rollout {int((~rewards.isfinite()).nonzero()[0])} has an infinite reward")
-    for stage in a.shaping:
-        rewards = stage(rewards, ctx.of(stage))
-    advantages, handed_on = None, state
-    if not a.advantage.policy_needs:
-        advantages, handed_on = a.advantage(rewards, ctx.of(a.advantage), state)
-        advantages = masked.select(advantages, ctx.mask)
-    size = groups.group_count(rollouts.group, selected, rewards)
-    return Prepared(rollouts, advantages, selected, rewards, size, state=handed_on)
-
-
-# -- weigh ----------------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def weigh(a: Algorithm, prepared: Prepared, policy: Policy | None = None) -> Batch:
-    """Weights and global totals of one whole optimizer minibatch (all ranks see the same minibatch).
-
-    Without `policy`, weights that read it wait for each microbatch's own forward pass; that is refused (`ScopeError`)
-    when a stage must see the minibatch whole under the current policy: see `Algorithm.two_phase`.
-    """
-    return a.weigh(prepared, policy)
-
-
-def _weigh(a: Algorithm, prepared: Prepared, policy: Policy | None) -> Batch:
-    reason = a.two_phase(prepared.rollouts)
-    if policy is None and reason:
-        raise ScopeError(
-            f"{a.name} needs two phases: {reason}; pass the policy's terms of the whole minibatch to weigh"
-        )
-    fresh = prepared.rollouts.logp_old is None
-    ctx = Context(prepared.rollouts, prepared.selected, policy, prepared.advantages)
-    if policy is not None:
-        check_rows(prepared, policy)
-        check_finite(policy, ctx.mask, a.needs)
-    advantages = prepared.advantages
-    if advantages is None:
-        late, _ = a.advantage(prepared.shaped, ctx.of(a.advantage), prepared.state)
-        advantages = masked.select(late, ctx.mask)
-        ctx = Context(prepared.rollouts, prepared.selected, policy, advantages)
-    pending = tuple(i for i, s in enumerate(a.weights) if policy is None and reads_policy(s, fresh))
-    now = [s for i, s in enumerate(a.weights) if i not in pending]
-    check_groups_whole(a, prepared, now)
-    weights = _weights(now, ctx)
-    extra = {
-        i: (own & ctx.selected.unsqueeze(-1), _totals(ctx, own, None))
-        for i, r in enumerate(a.regularizers)
-        if (own := r.rows(ctx.of(r))) is not None
-    }
-    return Batch(prepared, advantages, weights, pending, _totals(ctx, ctx.mask, weights), extra)
-
-
-def _weights(stages: list[Weight], ctx: Context) -> Tensor | None:
-    """[B,T] product of the stages' weights, 0 off the mask; None for no stage at all."""
-    product: Tensor | None = None
-    for stage in stages:
-        w = stage(ctx.of(stage)).detach()
-        w = masked.select(w.to(ctx.advantages.dtype), ctx.mask)
-        product = w if product is None else product * w
-    return product
-
-
-def _totals(ctx: Context, mask: Tensor, weights: Tensor | None) -> Totals:
-    """Counts of one minibatch, in the dtype of the advantages."""
-    like = ctx.advantages
-    mask = mask & ctx.selected.unsqueeze(-1)
-    kept = mask if weights is None else mask & (weights > 0)
-    tokens = masked.count(mask, like, -1)
-    kept_tokens = tokens if weights is None else masked.count(kept, like, -1)
-    everyone = torch.ones_like(ctx.selected)
-    return Totals(
-        tokens=tokens.sum(),
-        kept_tokens=kept_tokens.sum(),
-        weight_sum=tokens.sum() if weights is None else weights.sum(),
-        sequences=masked.count(ctx.selected, like),
-        kept_sequences=masked.count(kept_tokens > 0, like),
-        groups=like.new_tensor(ctx.group[ctx.selected].unique().numel()),
-        group_tokens=groups.group_sum(tokens, ctx.group, everyone),
-        group_kept_tokens=groups.group_sum(kept_tokens, ctx.group, everyone),
-    )
-
-
-# -- objective ------------------------------------------------------------------------------------------------------
-
-
-def objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool = True) -> Loss:
-    """A microbatch's share of the minibatch loss, with a graph to the policy's fields.
-
-    `batch` are rows of what `weigh` returned, `policy` the same rows. Shares add up over microbatches and ranks.
-    `measure` adds metrics as sums and counts. A batch with nothing left gives 0 with a graph.
-    """
-    return a.objective(batch, policy, measure)
-
-
-def _objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool) -> Loss:
-    part = batch.prepared
-    check_rows(part, policy)
-    if not batch.whole and (coupled := [s for s in (a.ratio, a.surrogate) if s and s.span > Scope.SEQUENCE]):
-        raise ScopeError(
-            f"{snake(coupled[0])} couples rollouts: evaluate the whole minibatch, then cut its coefficients"
-        )
-    ctx = Context(part.rollouts, part.selected, policy, batch.advantages)
-    check_finite(policy, ctx.mask, a.needs)
-    weights = batch.weights
-    if batch.pending:
-        with torch.no_grad():
-            late = _weights([a.weights[i] for i in batch.pending], ctx)
-        weights = late if weights is None or late is None else weights * late
-    kept = ctx.mask if weights is None else ctx.mask & (weights > 0)
-    ratio = None if a.ratio is None else a.ratio(ctx.of(a.ratio))
-    gain = a.surrogate(ratio, ctx.of(a.surrogate))
-    metrics.warn_if_blind(a, ctx)
-    scale = a.aggregate(ctx.mask, kept, batch.totals)
-    # An advantage of 0 and a masked token contribute exactly 0; this is the one place that sees to it.
-    if masked.all_finite(gain):
-        share = scale * (batch.advantages != 0)  # advantages are 0 off the mask
-    else:
-        share, gain = scale, masked.select(gain, batch.advantages != 0)
-    loss = -(share * gain if weights is None else share * weights * gain).sum()
-    penalties = []
-    for i, stage in enumerate(a.regularizers):
-        penalty, rows, part_of = _penalty(a, batch, ctx, kept, scale, i, stage)
-        loss = loss + (part_of * penalty).sum()
-        penalties.append((stage, penalty.detach(), part_of, rows))
-    weights = ctx.unit_mask(batch.advantages.dtype) if weights is None else weights
-    if not measure:
-        return Loss(loss, weights)
-    with torch.no_grad():
-        sums, extremes = metrics.measure(a, ctx, ratio, weights, penalties)
-    return Loss(loss, weights, sums, extremes)
-
-
-def _penalty(a, batch: Batch, ctx: Context, kept: Tensor, scale: Tensor, index: int, stage: Regularizer):
-    """One regularizer's [B,T] penalty, the rows it covers and the linear weight of each token in the loss."""
-    rows = ctx.mask
-    aggregate = stage.own_aggregate
-    if index in batch.extra:
-        rows, totals = batch.extra[index]
-        scale = (aggregate or a.aggregate)(rows, rows, totals)
-    elif aggregate is not None:
-        scale = aggregate(ctx.mask, kept, batch.totals)
-    return masked.select(stage(ctx.of(stage)), rows), rows, scale
-
-
-# -- whole batches and coefficients -----------------------------------------------------------------------------------
-
-
-def _leaves(policy: Policy, needs: frozenset[str]) -> dict[str, Tensor]:
-    """The policy's differentiable fields that may receive a gradient."""
-    names = [n for n in policy.tensors() if n == "logp" or n in needs & POLICY_FIELDS.keys()]
-    return {n: getattr(policy, n) for n in names}
-
-
-def coefficients(a: Algorithm, batch: Batch, policy: Policy, measure: bool = True) -> tuple[Loss, dict[str, Tensor]]:
-    """The microbatch's loss without a graph, and d loss / d field for each policy field that the algorithm reads.
-
-    The gradients are what a trainer hands to its own backward pass: ``logp.backward(gradients["logp"])``. Those of half
-    precision fields are float32.
-    """
-    leaves = {n: raised(v.detach()).requires_grad_() for n, v in _leaves(policy, a.needs).items()}
-    with torch.enable_grad():
-        share = objective(a, batch, policy.detach().replace(**leaves), measure)
-        found = torch.autograd.grad(share.loss, list(leaves.values()), allow_unused=True)
-    gradients = {n: torch.zeros_like(leaves[n]) if g is None else g for n, g in zip(leaves, found, strict=True)}
-    return dataclasses.replace(share, loss=share.loss.detach()), gradients
-
-
-def evaluate(a: Algorithm, rollouts: Rollouts, policy: Policy, state: Any = None) -> Result:
-    """`prepare`, `weigh` and `objective` on one whole batch that is also one optimizer minibatch.
-
-    ``result.loss`` has a graph to `policy`'s fields where they require grad. See `kenpo.types.Result`.
-    """
-    prepared = prepare(a, rollouts, state)
-    given = _leaves(policy, a.needs)
-    with torch.enable_grad():  # raised first: a coefficient may exceed what fp16 holds
-        fields = {n: raised(v if v.requires_grad else v.detach().clone().requires_grad_()) for n, v in given.items()}
-    policy = policy.replace(**fields)
-    batch = weigh(a, prepared, policy.detach())
-    with torch.enable_grad():
-        share = objective(a, batch, policy)
-        found = torch.autograd.grad(share.loss, list(fields.values()), retain_graph=True, allow_unused=True)
-    pairs = zip(fields, found, strict=True)
-    gradients = {n: torch.zeros_like(fields[n]) if g is None else g.detach() for n, g in pairs}
-    figures = metrics.as_floats(share.sums, share.extremes)
-    return Result(
-        loss=share.loss,
-        coefficients=gradients["logp"],
-        advantages=batch.advantages,
-        weights=share.weights,
-        metrics=figures,
-        state=prepared.state,
-        gradients=gradients,
-    )

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kenpo.algorithm import Algorithm, evaluate
+from kenpo.algorithm import Algorithm
 from kenpo.errors import InputError, KenpoError, unknown_name
 from kenpo.jsonfile import read_json
 from kenpo.loading import resolve
+from kenpo.order import evaluate
 from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, FieldSpec, Policy, Result, Rollouts
 
 _DTYPES = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}

@@ -8,12 +8,10 @@ from torch import Tensor
 
 from kenpo.errors import IllegalCombinationError, InputError, NonFiniteError, ScopeError
 from kenpo.ops import groups, masked
-from kenpo.stages.base import Scope, Stage, snake
-from kenpo.types import Policy, Prepared, Rollouts
+from kenpo.stages.base import Scope, snake
+from kenpo.types import Batch, Policy, Prepared, Rollouts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kenpo.algorithm import Algorithm
 
 
@@ -27,15 +25,20 @@ def check_combination(a: Algorithm) -> None:
         )
     check_what_is_judged(a)
     check_ratios(a)
+    if readers := [s for s in a.stages if "returns" in s.needs and not a.advantage.makes_returns]:
+        raise IllegalCombinationError(
+            f"{a.name}: {snake(readers[0])} reads returns, which {snake(a.advantage)} does not make; use an advantage "
+            "that does, such as an estimate with a critic"
+        )
     corrections = [s for s in a.weights if s.is_correction]
-    anchor = getattr(a.ratio, "anchor", None)
+    anchor = None if a.ratio is None else a.ratio.anchor
     if corrections and a.ratio is not None and "logp_sampler" in a.ratio.needs:  # also in a nested ratio
         raise IllegalCombinationError(
             f"{a.name}: {snake(corrections[0])} corrects π_old/μ while the ratio is already anchored at the sampler: "
             "the mismatch would be counted twice; anchor the ratio at 'old' or drop the correction"
         )
     for stage in corrections:
-        proximal = getattr(stage, "anchor", "old")
+        proximal = stage.anchor or "old"
         if {anchor, proximal} == {"old", "prox"}:
             raise IllegalCombinationError(
                 f"{a.name}: {snake(stage)} corrects π_{proximal}/μ while the ratio is anchored at {anchor!r}: their "
@@ -57,7 +60,7 @@ def check_ratios(a: Algorithm) -> None:
                 f"{a.name}: {snake(stage)} is a ratio of π_θ itself, beside {snake(a.ratio)}: they would be "
                 "multiplied; leave the ratio slot empty (None)"
             )
-    wanted, anchor = a.surrogate.ratio_anchor, getattr(a.ratio, "anchor", None)
+    wanted, anchor = a.surrogate.ratio_anchor, None if a.ratio is None else a.ratio.anchor
     if wanted is not None and anchor != wanted:
         raise IllegalCombinationError(
             f"{a.name}: {snake(a.surrogate)} bounds a ratio anchored at {wanted!r}, the ratio is anchored at {anchor!r}"
@@ -68,12 +71,12 @@ def check_what_is_judged(a: Algorithm) -> None:
     """Refuse a selection or shaping that works on another reward than the advantage: the outcome, or its parts."""
     wanted = "parts" if a.advantage.reads_parts else "outcome"
     for stage in a.selection:
-        if (by := getattr(stage, "by", wanted)) != wanted:
+        if stage.by not in (None, wanted):
             raise IllegalCombinationError(
-                f"{a.name}: {snake(stage)} tests the reward's {by} while {snake(a.advantage)} reads its "
+                f"{a.name}: {snake(stage)} tests the reward's {stage.by} while {snake(a.advantage)} reads its "
                 f"{wanted}: groups with a signal would be dropped or groups without one kept; set by={wanted!r}"
             )
-        if wanted == "parts" and {*getattr(stage, "parts", ())} != {*getattr(a.advantage, "parts", ())}:
+        if stage.by == "parts" and {*stage.parts} != {*a.advantage.parts}:
             raise IllegalCombinationError(
                 f"{a.name}: {snake(stage)} tests other parts of the reward than {snake(a.advantage)} reads; give both "
                 "the same names"
@@ -98,22 +101,40 @@ def check_finite(rows: Rollouts | Policy, mask: Tensor, needs: frozenset[str]) -
                 )
 
 
-def check_groups_whole(a: Algorithm, prepared: Prepared, stages: Sequence[Stage]) -> None:
+def check_groups_whole(a: Algorithm, prepared: Prepared) -> None:
     """Raise `ScopeError` if a stage must see whole groups and the minibatch splits one."""
-    late = a.advantage if a.advantage.policy_needs else None  # an early one has seen its groups in prepare
-    parts = (*stages, late, a.ratio, a.surrogate, *a.regularizers)
-    wide = [s for s in parts if s is not None and s.span >= Scope.GROUP]
+    late = (a.advantage,) if a.advantage.policy_needs else ()  # an early one has seen its groups in prepare
+    wide = [s for s in (*a.weights, *late, *a.live) if s.span >= Scope.GROUP]
     if not wide:
         return
-    here = groups.group_count(prepared.rollouts.group, prepared.selected, prepared.shaped)
+    here = groups.group_count(prepared.rollouts.group, prepared.compared, prepared.shaped)
     if bool((here != prepared.group_size).any()):
         raise ScopeError(
             f"{snake(wide[0])} must see whole groups, but the minibatch splits one; cut minibatches between groups"
         )
 
 
+def check_cut(a: Algorithm, batch: Batch) -> None:
+    """Raise `ScopeError` if a stage that runs on a microbatch must see more than its rows."""
+    if batch.whole:
+        return
+    running = (*(a.weights[i] for i in batch.pending), *a.live)
+    wide = [s for s in running if s.span > Scope.SEQUENCE]
+    if any(s.span > Scope.GROUP for s in wide):
+        raise ScopeError(f"{snake(wide[0])} couples rollouts: evaluate the whole minibatch, then cut its coefficients")
+    if wide and not bool(batch.whole_groups.all()):
+        raise ScopeError(
+            f"{snake(wide[0])} couples the rollouts of a group, but the microbatch splits one: cut microbatches "
+            "between groups, or evaluate the whole minibatch and cut its coefficients"
+        )
+
+
 def check_rows(part: Prepared, policy: Policy) -> None:
-    """Raise `InputError` unless the policy terms have the shape of the rollouts\' mask."""
-    if policy.logp.shape != part.rollouts.mask.shape:
-        want, got = list(part.rollouts.mask.shape), list(policy.logp.shape)
-        raise InputError(f"policy.logp has shape {got}, the rollouts' mask {want}; pass the same rows")
+    """Raise `InputError` unless the policy terms have the shape of the rollouts' mask."""
+    want = list(part.rollouts.mask.shape)
+    for name, value in policy.tensors().items():
+        axes = 2 if value.dim() > 1 else 1
+        if list(value.shape[:axes]) != want[:axes]:
+            raise InputError(
+                f"policy.{name} has shape {list(value.shape)}, the rollouts' mask {want}; pass the same rows"
+            )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,16 +17,23 @@ from torch import Tensor
 from kenpo.errors import NoDivergenceWarning
 from kenpo.ops import divergences, masked, ratios
 from kenpo.stages.base import snake
-from kenpo.stages.context import ANCHORS, Context
+from kenpo.stages.context import Context
+from kenpo.types import ANCHORS
 
 if TYPE_CHECKING:
     from kenpo.algorithm import Algorithm
+    from kenpo.order import Term
 
 Sums = dict[str, tuple[Tensor, Tensor]]
 
 
-def measure(a: Algorithm, ctx: Context, ratio: Tensor | None, weights: Tensor, penalties: list[Any]):
-    """(sums, extremes) of one microbatch; see the table in docs/metrics.md. Runs without grad."""
+def measure(
+    a: Algorithm, ctx: Context, ratio: Tensor | None, weights: Tensor, terms: Sequence[Term], main: bool
+) -> tuple[Sums, dict[str, Tensor]]:
+    """(sums, extremes) of one microbatch; see the table in docs/metrics.md. Runs without grad.
+
+    `main`: the surrogate was evaluated; without it only the regularizers' `terms` are measured.
+    """
     mask, advantages = ctx.mask, ctx.advantages
     tokens = masked.count(mask, advantages)
     sums: Sums = {}
@@ -36,6 +43,10 @@ def measure(a: Algorithm, ctx: Context, ratio: Tensor | None, weights: Tensor, p
         x = x.to(advantages.dtype).expand_as(mask)
         sums[name] = (masked.select(x, where).sum(), masked.count(where, advantages))
 
+    for term in terms:
+        sums[snake(term.stage)] = ((term.share * term.penalty).sum(), masked.select(term.share, term.rows).sum())
+    if not main:
+        return sums, extremes
     average("advantage_abs", advantages.abs())
     if ratio is not None:
         average("ratio", ratio.detach())
@@ -49,16 +60,16 @@ def measure(a: Algorithm, ctx: Context, ratio: Tensor | None, weights: Tensor, p
         average("weight", weights)
         average("weight_squared", weights * weights)
         average("kept", weights > 0)
-    for stage, penalty, share, rows in penalties:
-        sums[snake(stage)] = ((share * penalty).sum(), masked.select(share, rows).sum())
     _anchored(ctx, average, extremes)
     if ctx.has("entropy"):
         average("entropy", ctx.read("entropy").detach())
     return sums, extremes
 
 
-def _anchored(ctx: Context, average, extremes: dict[str, Tensor]) -> None:
+def _anchored(ctx: Context, average: Callable[[str, Tensor], None], extremes: dict[str, Tensor]) -> None:
     """Divergence from the sampler and from π_old, for whichever of them the batch carries."""
+    if not ctx.has("logp"):
+        return
     for name, field in ANCHORS.items():
         if not ctx.has(field):
             continue
@@ -101,14 +112,6 @@ def warn_if_blind(a: Algorithm, ctx: Context) -> None:
                 stacklevel=2,
             )
             return
-
-
-def merge(into: Sums, more: Mapping[str, tuple[Tensor, Tensor]]) -> Sums:
-    """Add one share's sums and counts to another's."""
-    for name, (s, n) in more.items():
-        old = into.get(name)
-        into[name] = (s, n) if old is None else (old[0] + s, old[1] + n)
-    return into
 
 
 def as_floats(sums: Mapping[str, tuple[Tensor, Tensor]], extremes: Mapping[str, Tensor]) -> dict[str, float]:

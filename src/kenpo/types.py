@@ -9,116 +9,36 @@ token ``t`` given those before it. Nothing precedes token 0, so ``mask[:, 0]`` i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from kenpo.errors import InputError
+from kenpo.fields import (
+    ANCHORS,
+    EXPERT,
+    POLICY_FIELDS,
+    ROLLOUT_FIELDS,
+    SUPERVISED,
+    Fields,
+    FieldSpec,
+    Rows,
+    as_index,
+    checked,
+    device_of,
+)
 
-
-class FieldSpec(NamedTuple):
-    """Axes (a string of B, T, K, L), kind of number, and what stands in padding when a batch is widened."""
-
-    axes: str
-    kind: str  # "float" | "int" | "bool"
-    pad: float = 0
-
-
-ROLLOUT_FIELDS: dict[str, FieldSpec] = {
-    "mask": FieldSpec("BT", "bool"),
-    "group": FieldSpec("B", "int"),
-    "rewards": FieldSpec("B", "float"),
-    "tokens": FieldSpec("BT", "int", -1),
-    "prompt_id": FieldSpec("B", "int"),
-    "token_rewards": FieldSpec("BT", "float"),
-    "answer": FieldSpec("B", "int"),
-    "baseline": FieldSpec("B", "float"),
-    "logp_sampler": FieldSpec("BT", "float"),
-    "logp_old": FieldSpec("BT", "float"),
-    "logp_ref": FieldSpec("BT", "float"),
-    "values_old": FieldSpec("BT", "float"),
-    "logp_guided": FieldSpec("BT", "float"),
-    "logp_prox": FieldSpec("BT", "float"),
-    "logp_source": FieldSpec("B", "float"),
-    "topk_ids": FieldSpec("BTK", "int", -1),
-    "topk_logp_sampler": FieldSpec("BTK", "float"),
-    "topk_logp_old": FieldSpec("BTK", "float"),
-    "support_ids": FieldSpec("BTK", "int", -1),
-    "prompt_mask": FieldSpec("BT", "bool"),
-    "policy_version": FieldSpec("BT", "int", -1),
-    "origin": FieldSpec("B", "int"),
-    "truncated": FieldSpec("B", "bool"),
-    "turn": FieldSpec("BT", "int"),
-    "routes": FieldSpec("BTLK", "int", -1),
-    "router_logp_old": FieldSpec("BTLK", "float"),
-}
-
-POLICY_FIELDS: dict[str, FieldSpec] = {
-    "logp": FieldSpec("BT", "float"),
-    "entropy": FieldSpec("BT", "float"),
-    "values": FieldSpec("BT", "float"),
-    "topk_logp": FieldSpec("BTK", "float"),
-    "kl_ref": FieldSpec("BT", "float"),
-    "kl_sampler": FieldSpec("BT", "float"),
-    "router_logp": FieldSpec("BTLK", "float"),
-}
-
-
-def _checked(name: str, value: Any, spec: FieldSpec, batch: int, width: int) -> Tensor:
-    """`value` as a tensor of the kind and shape that `spec` asks for, or an error that names the field."""
-    x = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    if x.dim() != len(spec.axes):
-        raise InputError(f"{name}: expected {len(spec.axes)} axes [{','.join(spec.axes)}], got shape {list(x.shape)}")
-    for axis, size in zip(spec.axes, x.shape, strict=True):
-        wanted = {"B": batch, "T": width}.get(axis, size)
-        if size != wanted:
-            raise InputError(f"{name}: shape {list(x.shape)} does not fit the mask's [B={batch}, T={width}]")
-    if spec.kind == "bool" and x.dtype != torch.bool:
-        if not bool(((x == 0) | (x == 1)).all()):
-            raise InputError(f"{name}: holds values other than 0 and 1; pass a 0/1 or bool tensor")
-        return x.bool()
-    if spec.kind == "int":
-        if x.dtype.is_floating_point or x.dtype == torch.bool:
-            raise InputError(f"{name}: expected integers, got {x.dtype}")
-        return x
-    if spec.kind == "float" and not x.dtype.is_floating_point:
-        return x.to(torch.get_default_dtype())
-    return x
-
-
-class _Rows:
-    """What Rollouts and Policy share: named tensors that can be indexed by row, moved, and replaced together."""
-
-    _specs: Mapping[str, FieldSpec]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensor fields that are present, by name."""
-        return {n: v for n in self._specs if (v := getattr(self, n, None)) is not None}
-
-    def __getitem__(self, rows):
-        """The same batch with `rows` only: an index tensor, a list, a bool mask or a slice."""
-        rows = _as_index(rows)
-        return dataclasses.replace(self, **{n: v[rows] for n, v in self.tensors().items()})  # type: ignore[type-var]
-
-    def replace(self, **changes):
-        """A copy with some fields replaced; shapes are checked again."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
-
-    def to(self, *args, **kwargs):
-        """A copy with every tensor on another device; nothing changes its dtype."""
-        device = torch.empty(0).to(*args, **kwargs).device
-        return dataclasses.replace(self, **{n: v.to(device) for n, v in self.tensors().items()})  # type: ignore[type-var]
-
-
-def _as_index(rows):
-    return torch.as_tensor(rows) if isinstance(rows, list | tuple | range) else rows
+__all__ = [
+    "ANCHORS", "EXPERT", "POLICY_FIELDS", "ROLLOUT_FIELDS", "SUPERVISED", "Advantaged", "Batch", "FieldSpec", "Loss",
+    "Policy", "Prepared", "Result", "Rollouts", "Rows", "Totals",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Rollouts(_Rows):
+class Rollouts(Fields):
     """One batch of sampled responses and everything known about them before the update.
 
     Only ``mask``, ``group`` and ``rewards`` are required; a stage that needs more says so in its ``needs``.
@@ -137,7 +57,9 @@ class Rollouts(_Rows):
     logp_sampler            [B,T]            log μ, the behaviour policy that sampled, however stale
     logp_old                [B,T]            log π_old, scored by the trainer before this batch's updates; absent when
                                              one optimizer step consumes the batch (π_old is then π_θ, detached)
-    logp_ref, values_old    [B,T]            reference policy; critic before the update
+    logp_ref, logp_teacher  [B,T]            reference policy; a teacher
+    values_old, score_old   [B,T], [B]       critic, and scalar head at the last token, before the update
+    margin                  [B]              by how much this response should beat a worse one of its group
     logp_guided             [B,T]            under the privileged prompt that sampled it
     logp_prox               [B,T]            an EWMA proximal policy
     logp_source             [B]              mean log-prob per token under the other model that wrote the response, in
@@ -147,7 +69,10 @@ class Rollouts(_Rows):
     support_ids             [B,T,K] int      ids that top-k / top-p sampling kept, -1 padded (absent: whole vocabulary)
     prompt_mask             [B,T] bool       prompt positions that a stage scores
     policy_version          [B,T] int        which weights produced each token
-    origin                  [B] int          0 on-policy, 1 replayed, 2 expert, 3 rephrased
+    origin                  [B] int          0 on-policy, 1 replayed, 2 expert, 3 rephrased, 4 supervised: a row without
+                                             reward, read only by regularizers that name it in their rows
+    trajectory              [B] int          rows of one episode share a number (absent: each row is one)
+    target_ids, target_prob [B,K]            a prompt's valid answers (-1 padded) and their target shares
     truncated               [B] bool         the response hit the length limit
     turn                    [B,T] int        turn number
     routes, router_logp_old [B,T,L,K]        experts chosen while sampling, and their old log-scores
@@ -169,7 +94,10 @@ class Rollouts(_Rows):
     logp_sampler: Tensor | None = None
     logp_old: Tensor | None = None
     logp_ref: Tensor | None = None
+    logp_teacher: Tensor | None = None
     values_old: Tensor | None = None
+    score_old: Tensor | None = None
+    margin: Tensor | None = None
     logp_guided: Tensor | None = None
     logp_prox: Tensor | None = None
     logp_source: Tensor | None = None
@@ -180,6 +108,9 @@ class Rollouts(_Rows):
     prompt_mask: Tensor | None = None
     policy_version: Tensor | None = None
     origin: Tensor | None = None
+    trajectory: Tensor | None = None
+    target_ids: Tensor | None = None
+    target_prob: Tensor | None = None
     truncated: Tensor | None = None
     turn: Tensor | None = None
     routes: Tensor | None = None
@@ -194,8 +125,8 @@ class Rollouts(_Rows):
             raise InputError(f"mask: expected shape [B,T], got {list(mask.shape)}")
         batch, width = mask.shape
         for name, value in self.tensors().items():
-            object.__setattr__(self, name, _checked(name, value, ROLLOUT_FIELDS[name], batch, width))
-        parts = {n: _checked(f"reward_parts.{n}", v, FieldSpec("B", "float"), batch, width)
+            object.__setattr__(self, name, checked(name, value, ROLLOUT_FIELDS[name], batch, width))
+        parts = {n: checked(f"reward_parts.{n}", v, FieldSpec("B", "float"), batch, width)
                  for n, v in self.reward_parts.items()}  # fmt: skip
         object.__setattr__(self, "reward_parts", parts)
         if width and bool(self.mask[:, 0].any()):
@@ -206,48 +137,62 @@ class Rollouts(_Rows):
     def __len__(self) -> int:
         return self.mask.shape[0]
 
-    def __getitem__(self, rows):
-        rows = _as_index(rows)
-        parts = {n: v[rows] for n, v in self.reward_parts.items()}
-        return dataclasses.replace(self, reward_parts=parts, **{n: v[rows] for n, v in self.tensors().items()})
+    @property
+    def supervised(self) -> Tensor:
+        """[B] bool: rows without a reward (``origin`` 4); they enter no statistic and have advantage 0."""
+        return torch.zeros_like(self.mask.any(-1)) if self.origin is None else self.origin == SUPERVISED
 
-    def to(self, *args, **kwargs):
-        device = torch.empty(0).to(*args, **kwargs).device
+    def __getitem__(self, rows: Rows) -> Self:
+        rows = as_index(rows)
+        parts = {n: v[rows] for n, v in self.reward_parts.items()}
+        return self.replace(reward_parts=parts, **{n: v[rows] for n, v in self.tensors().items()})
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        device = device_of(*args, **kwargs)
         parts = {n: v.to(device) for n, v in self.reward_parts.items()}
-        return dataclasses.replace(self, reward_parts=parts, **{n: v.to(device) for n, v in self.tensors().items()})
+        return self.replace(reward_parts=parts, **{n: v.to(device) for n, v in self.tensors().items()})
 
 
 @dataclass(frozen=True, eq=False)
-class Policy(_Rows):
-    """What the policy being optimised says about the rollouts' tokens. ``logp`` [B,T] carries the gradient.
+class Policy(Fields):
+    """What the model being optimised says about the rollouts: its terms, which carry the gradient.
 
-    Optional: ``entropy``, ``values`` [B,T]; ``topk_logp`` [B,T,K] at the ids in ``rollouts.topk_ids``; ``kl_ref`` and
-    ``kl_sampler`` [B,T], full-vocabulary divergences; ``router_logp`` [B,T,L,K] at the experts in ``rollouts.routes``.
+    ``logp`` [B,T]; ``entropy``, ``values`` (V before token t) [B,T]; ``score`` [B], a scalar at the last token (a
+    reward model's, or a terminal value); ``topk_logp`` [B,T,K] at the ids in ``rollouts.topk_ids``; ``kl_ref``,
+    ``kl_sampler``, ``kl_teacher`` [B,T], full-vocabulary divergences; ``router_logp`` [B,T,L,K] at the experts in
+    ``rollouts.routes``. Each is optional, but one must be there: a reward model or a critic has no ``logp``.
     """
 
-    logp: Tensor
+    logp: Tensor | None = None
     entropy: Tensor | None = None
     values: Tensor | None = None
+    score: Tensor | None = None
     topk_logp: Tensor | None = None
     kl_ref: Tensor | None = None
     kl_sampler: Tensor | None = None
+    kl_teacher: Tensor | None = None
     router_logp: Tensor | None = None
 
     _specs = POLICY_FIELDS
 
     def __post_init__(self) -> None:
-        if not isinstance(self.logp, Tensor) or self.logp.dim() != 2:
-            raise InputError("policy.logp: expected a tensor of shape [B,T]")
-        batch, width = self.logp.shape
-        for name, value in self.tensors().items():
-            object.__setattr__(self, name, _checked(f"policy.{name}", value, POLICY_FIELDS[name], batch, width))
+        given = self.tensors()
+        if not given:
+            raise InputError("policy: no term is given; pass at least one field, e.g. logp of shape [B,T]")
+        first = max(given, key=lambda n: (len(self._specs[n].axes) > 1, n == "logp"))
+        axes, value = self._specs[first].axes, given[first]
+        if not isinstance(value, Tensor) or value.dim() != len(axes):
+            raise InputError(f"policy.{first}: expected a tensor of shape [{','.join(axes)}]")
+        batch, width = value.shape[0], value.shape[1] if len(axes) > 1 else 0
+        for name, value in given.items():
+            object.__setattr__(self, name, checked(f"policy.{name}", value, POLICY_FIELDS[name], batch, width))
 
     def __len__(self) -> int:
-        return self.logp.shape[0]
+        return next(iter(self.tensors().values())).shape[0]
 
     def detach(self) -> Policy:
         """The same numbers without their graph."""
-        return dataclasses.replace(self, **{n: v.detach() for n, v in self.tensors().items()})
+        return self.replace(**{n: v.detach() for n, v in self.tensors().items()})
 
 
 @dataclass(frozen=True)
@@ -256,8 +201,10 @@ class Totals:
 
     ``kept`` means trainable and of weight > 0. ``sequences`` counts every selected rollout, fully masked ones too;
     ``kept_sequences`` those with a kept token. ``group_tokens`` and ``group_kept_tokens`` [B] give, on each row, the
-    trainable and kept tokens of the row's group. ``weight_sum`` is the sum of the weights. All are 0-d or [B] tensors
-    in the dtype of the advantages.
+    trainable and kept tokens of the row's group. ``weight_sum`` is the sum of the weights. ``contrasts`` counts the
+    groups with a decided outcome: as a rule, two answered rollouts with different raw rewards (`Surrogate.decided`).
+    ``trajectories`` counts episodes: rows with one ``trajectory`` number are one. Rows without a reward count nowhere.
+    All are 0-d or [B] tensors in the dtype of the advantages.
     """
 
     tokens: Tensor
@@ -268,12 +215,29 @@ class Totals:
     groups: Tensor
     group_tokens: Tensor
     group_kept_tokens: Tensor
+    contrasts: Tensor
+    trajectories: Tensor
 
-    def rows(self, index) -> Totals:
+    def rows(self, index: Tensor | slice) -> Totals:
         """The same global counts for a subset of rows."""
-        return dataclasses.replace(
-            self, group_tokens=self.group_tokens[index], group_kept_tokens=self.group_kept_tokens[index]
-        )
+        return self._each(lambda v: v[index] if v.dim() else v)
+
+    def to(self, *args: Any, **kwargs: Any) -> Totals:
+        """The same counts on another device."""
+        device = device_of(*args, **kwargs)
+        return self._each(lambda v: v.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Totals:
+        return Totals(**{f.name: change(getattr(self, f.name)) for f in dataclasses.fields(self)})
+
+
+class Advantaged(NamedTuple):
+    """What an advantage stage returns: ``advantages`` [B,T]; ``returns`` [B,T], what a critic learns to predict (None:
+    there is no critic); ``state``, handed on to the next batch."""
+
+    advantages: Tensor
+    returns: Tensor | None = None
+    state: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,12 +260,27 @@ class Prepared:
     def __len__(self) -> int:
         return len(self.rollouts)
 
-    def __getitem__(self, rows) -> Prepared:
+    def __getitem__(self, rows: Rows) -> Prepared:
         """One minibatch of the prepared batch."""
-        rows = _as_index(rows)
-        cut = {n: (None if (v := getattr(self, n)) is None else v[rows])
-               for n in ("advantages", "selected", "shaped", "group_size", "returns")}  # fmt: skip
-        return dataclasses.replace(self, rollouts=self.rollouts[rows], **cut)  # type: ignore[arg-type]
+        rows = as_index(rows)
+        return self._each(self.rollouts[rows], lambda v: v[rows])
+
+    def to(self, *args: Any, **kwargs: Any) -> Prepared:
+        """A copy with every tensor on another device. The state stays where it is."""
+        device = device_of(*args, **kwargs)
+        return self._each(self.rollouts.to(device), lambda v: v.to(device))
+
+    @property
+    def compared(self) -> Tensor:
+        """[B] bool: selected rollouts with a reward; the others are supervised rows."""
+        return self.selected & ~self.rollouts.supervised
+
+    def _each(self, rollouts: Rollouts, change: Callable[[Tensor], Tensor]) -> Prepared:
+        named = {n: v for n in _PREPARED if (v := getattr(self, n)) is not None}
+        return dataclasses.replace(self, rollouts=rollouts, **{n: change(v) for n, v in named.items()})
+
+
+_PREPARED = ("advantages", "selected", "shaped", "group_size", "returns")
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,18 +303,37 @@ class Batch:
     def __len__(self) -> int:
         return len(self.prepared)
 
-    def __getitem__(self, rows) -> Batch:
+    def __getitem__(self, rows: Rows) -> Batch:
         """One microbatch: its rows, the whole minibatch's totals."""
-        rows = _as_index(rows)
+        rows = as_index(rows)
         part = self.prepared[rows]
+        return self._each(part, lambda v: v[rows], lambda t: t.rows(rows), self.whole and len(part) == len(self))
+
+    def to(self, *args: Any, **kwargs: Any) -> Batch:
+        """A copy with every tensor on another device."""
+        device = device_of(*args, **kwargs)
+        return self._each(self.prepared.to(device), lambda v: v.to(device), lambda t: t.to(device), self.whole)
+
+    @property
+    def whole_groups(self) -> Tensor:
+        """[B] bool: every selected rollout of the row's group is among these rows."""
+        compared = self.prepared.compared
+        names, index = torch.unique(self.prepared.rollouts.group, return_inverse=True)
+        here = self.prepared.group_size.new_zeros(len(names))
+        here = here.index_add(0, index, compared.to(here.dtype))[index]
+        return here == self.prepared.group_size
+
+    def _each(
+        self, prepared: Prepared, change: Callable[[Tensor], Tensor], count: Callable[[Totals], Totals], whole: bool
+    ) -> Batch:
         return Batch(
-            prepared=part,
-            advantages=self.advantages[rows],
-            weights=None if self.weights is None else self.weights[rows],
+            prepared=prepared,
+            advantages=change(self.advantages),
+            weights=None if self.weights is None else change(self.weights),
             pending=self.pending,
-            totals=self.totals.rows(rows),
-            extra={k: (own[rows], totals.rows(rows)) for k, (own, totals) in self.extra.items()},
-            whole=self.whole and len(part) == len(self),
+            totals=count(self.totals),
+            extra={k: (change(own), count(totals)) for k, (own, totals) in self.extra.items()},
+            whole=whole,
         )
 
 
@@ -356,8 +354,8 @@ class Loss:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What `evaluate` returns: ``coefficients`` [B,T] is d loss / d logp; ``gradients`` holds the same
-    for every other differentiable field of Policy that the algorithm read."""
+    """What `evaluate` returns: ``coefficients`` [B,T] is d loss / d logp (0 for an algorithm that reads no log-probs);
+    ``gradients`` holds d loss / d field for every differentiable field of Policy that the algorithm read."""
 
     loss: Tensor
     coefficients: Tensor

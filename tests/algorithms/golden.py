@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import kenpo
+from kenpo import order
 from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -49,7 +50,7 @@ def view(stage, i: dict, **more) -> kenpo.stages.Context:
     advantages = tensor(i.get("advantages", [1.0] * len(rollouts))).unsqueeze(-1).expand(rollouts.mask.shape)
     advantages = torch.where(rollouts.mask, advantages, 0.0)
     selected = torch.ones(len(rollouts), dtype=torch.bool)
-    return kenpo.stages.Context(rollouts, selected, policy, advantages).of(stage)
+    return order.view(kenpo.stages.Context(rollouts, selected, policy, advantages), stage)
 
 
 def evaluated(a: kenpo.Algorithm, i: dict, **more) -> kenpo.types.Result:

@@ -15,6 +15,7 @@ import kenpo
 from algorithms.golden import tensor
 from kenpo import stages
 from kenpo.errors import InputError, ScopeError
+from kenpo.order import view
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SEEDS = range(12)
@@ -226,7 +227,7 @@ def test_router_placement_on_policy():
 
 
 def draws(a, rollouts, policy) -> dict:
-    ctx = stages.Context(rollouts, kenpo.select(a, rollouts), policy).of(a.ratio)
+    ctx = view(stages.Context(rollouts, kenpo.select(a, rollouts), policy), a.ratio)
     return {"uniforms": a.ratio.draws(ctx).tolist()}
 
 

@@ -10,7 +10,7 @@ import torch
 
 import kenpo
 from algorithms.golden import GOLDEN, batch, cases, evaluated, same, tensor, view
-from kenpo import stages
+from kenpo import order, stages
 from kenpo.ops import contrast, groups, ratios, sampling, surrogates
 from kenpo.stages import BranchClip, InverseLikelihood, RouterShift, SequenceRatio, VarianceRatio
 
@@ -295,7 +295,7 @@ def test_erpo_query_weight():
         logp_ref=ref, prompt_mask=torch.tensor([[False, True, False]] * 3),
     )  # fmt: skip
     weight = stages.QueryWeight(average=40.0)
-    ctx = stages.Context(rollouts, torch.ones(3, dtype=torch.bool)).of(weight)
+    ctx = order.view(stages.Context(rollouts, torch.ones(3, dtype=torch.bool)), weight)
     same(weight(ctx)[:, 2], [2.0, 1.0, 2 / 3])
 
 

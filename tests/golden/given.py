@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import kenpo
+from kenpo.order import view
 from kenpo.stages import Context, TokenRatio
 from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS
 
@@ -71,7 +72,7 @@ def context(advantages: Any = 1.0, **fields) -> Context:
 def weights(stage, advantages: Any = 1.0, **fields) -> torch.Tensor:
     """A weight's numbers, without the masked column; one row is flat."""
     ctx = context(advantages, **fields)
-    w = stage(ctx.of(stage)).to(torch.float64).expand(ctx.mask.shape)[:, 1:]
+    w = stage(view(ctx, stage)).to(torch.float64).expand(ctx.mask.shape)[:, 1:]
     return w[0] if len(w) == 1 else w
 
 
@@ -80,8 +81,8 @@ def gains(surrogate, log_ratio, advantages: Any = 1.0, ratio=TokenRatio(), **fie
     old = fields.pop("logp_old", [-3.0] * len(log_ratio))
     logp = [x + y for x, y in zip(log_ratio, old, strict=True)]
     ctx = context(advantages, logp=logp, logp_old=old, **fields)
-    r = None if ratio is None else ratio(ctx.of(ratio))
-    gain = surrogate(r, ctx.of(surrogate)).expand(ctx.mask.shape)[0, 1:]
+    r = None if ratio is None else ratio(view(ctx, ratio))
+    gain = surrogate(r, view(ctx, surrogate)).expand(ctx.mask.shape)[0, 1:]
     (slope,) = torch.autograd.grad(gain.sum(), ctx._core.policy.logp)
     return gain.detach(), slope[0, 1:]
 

@@ -61,3 +61,11 @@ def same(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-10) -> bool:
         return False
     scale = max(1e-12, float(b.abs().max()) if b.numel() else 0.0)
     return a.numel() == 0 or float((a - b).abs().max()) <= tolerance * scale + 1e-15
+
+
+def added(into, more):
+    """One share's sums and counts added to another's: what a host does with `Loss.sums`."""
+    for name, (s, n) in more.items():
+        before = into.get(name, (0.0, 0.0))
+        into[name] = (before[0] + s, before[1] + n)
+    return into

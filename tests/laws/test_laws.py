@@ -14,7 +14,7 @@ import kenpo
 from kenpo import metrics
 from kenpo.errors import KenpoError
 from kenpo.trainer.idle import idle_rows
-from laws.build import cut, same, shuffled, tensors, widened
+from laws.build import added, cut, same, shuffled, tensors, widened
 from laws.catalogue import algorithm, names, options
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -92,7 +92,7 @@ def test_microbatches_add_up(name, size):
         prepared = kenpo.prepare(a, rollouts)
         two = a.two_phase(rollouts) is not None
         batch = kenpo.weigh(a, prepared, policy if two else None)
-        if two and any(s is not None and s.scope > kenpo.Scope.SEQUENCE for s in (a.ratio, a.surrogate)):
+        if two and any(s is not None and s.span > kenpo.Scope.SEQUENCE for s in (a.ratio, a.surrogate)):
             assert same(kenpo.coefficients(a, batch, policy)[1]["logp"], whole.coefficients)
             continue
         loss, coefficients = 0.0, torch.zeros_like(whole.coefficients)
@@ -100,7 +100,7 @@ def test_microbatches_add_up(name, size):
         for rows in cut(len(rollouts), size):
             share, gradients = kenpo.coefficients(a, batch[rows], policy[rows])
             loss, coefficients[rows] = loss + share.loss, gradients["logp"]
-            metrics.merge(sums, share.sums)
+            added(sums, share.sums)
             extremes = {n: max(v, extremes.get(n, v)) for n, v in share.extremes.items()}
         assert same(loss, whole.loss.detach(), 1e-9)
         assert same(coefficients, whole.coefficients)
@@ -115,7 +115,7 @@ def test_a_one_phase_call_is_refused_where_two_are_needed(name):
     rollouts, _policy = tensors(case_of(name, 1))
     a = algorithm(name)
     prepared = kenpo.prepare(a, rollouts)
-    if a.two_phase(rollouts):
+    if a.two_phase(rollouts, whole_groups=True):
         with pytest.raises(kenpo.errors.ScopeError):
             kenpo.weigh(a, prepared)
     else:

@@ -11,7 +11,7 @@ objective. No ratio: one update per batch.
 """
 
 from kenpo.algorithms.rloo import RLOO
-from kenpo.stages import GroupCentred, GroupInfoNCE, SumOfSequenceMeans
+from kenpo.stages import ContrastMean, GroupCentred, GroupInfoNCE
 
 CONSPO = RLOO.but(
     name="conspo",
@@ -19,5 +19,5 @@ CONSPO = RLOO.but(
     status="reconstruction",
     advantage=GroupCentred(),
     surrogate=GroupInfoNCE(tau=1.0, margin=0.0),
-    aggregate=SumOfSequenceMeans(),
+    aggregate=ContrastMean(),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kenpo.ops.groups import group_count, group_index, group_max, group_sum, group_varies
+from kenpo.ops.groups import group_count, group_max, group_sum, group_varies
 from kenpo.ops.masked import divide, select
 
 
@@ -17,35 +17,24 @@ def group_log_sum_exp(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
     return torch.where(some, torch.where(some, total, torch.ones_like(total)).log() + top, -torch.inf)
 
 
-def groups_with(present: Tensor, group: Tensor, like: Tensor) -> Tensor:
-    """How many groups hold a row where `present` [B] is true, in the dtype of `like`."""
-    index, n = group_index(group)
-    if not n:
-        return like.new_zeros(())
-    return (torch.zeros(n, dtype=like.dtype, device=like.device).index_add(0, index, present.to(like.dtype)) > 0).sum(
-        dtype=like.dtype
-    )
-
-
 def info_nce(score: Tensor, right: Tensor, group: Tensor, valid: Tensor, *, tau: float, margin: float) -> Tensor:
-    """[B] each right row's ``log q / (|P|·groups)``, 0 on the others; q is its share against the group's wrong rows.
+    """[B] each right row's ``log q / |P|``, 0 on the others; q is its share against the wrong rows of its group.
 
     ``q_i = e^((s_i−margin)/tau) / (e^((s_i−margin)/tau) + Σ_wrong e^(s_j/tau))``. Only groups with both kinds of valid
-    row count. The sum over rows is the objective.
+    row count. The sum over a group's rows is its objective.
     """
     good, bad = right & valid, ~right & valid
     like = score.detach()
-    usable = (group_count(group, bad, like) > 0) & (group_count(group, good, like) > 0)
+    usable = group_varies(right.to(like.dtype), group, valid)
     up = (score - margin) / tau
     against = group_log_sum_exp(score / tau, group, bad)
     gap = torch.where(usable, torch.where(usable, against, torch.zeros_like(against)) - up, torch.zeros_like(up))
     log_q = -torch.nn.functional.softplus(gap, threshold=50)
-    share = group_count(group, good, like) * groups_with(usable & good, group, like)
-    return divide(select(log_q, usable & good), share)
+    return divide(select(log_q, usable & good), group_count(group, good, like))
 
 
 def gibbs_gap(z: Tensor, outcome: Tensor, group: Tensor, valid: Tensor, carriers: Tensor) -> Tensor:
-    """[B] ``(mean z − log mean e^z) / groups`` of each row's group, in equal parts on the rows in `carriers`.
+    """[B] ``mean z − log mean e^z`` of each row's group, in equal parts on the rows in `carriers`.
 
     Only groups whose valid rows differ in `outcome` count. Never positive in sum; 0 iff z is constant in each group.
     """
@@ -57,5 +46,4 @@ def gibbs_gap(z: Tensor, outcome: Tensor, group: Tensor, valid: Tensor, carriers
     log_mean = divide(e, size).clamp(min=torch.finfo(z.dtype).tiny).log() + top
     gap = divide(group_sum(z, group, valid), size) - log_mean
     here = carriers & mixed
-    share = group_count(group, here, like) * groups_with(mixed, group, like)
-    return divide(select(gap, here), share)
+    return divide(select(gap, here), group_count(group, here, like))

@@ -31,6 +31,17 @@ def group_count(group: Tensor, valid: Tensor, like: Tensor) -> Tensor:
     return group_sum(torch.ones_like(group, dtype=like.dtype), group, valid)
 
 
+def number_of_groups(group: Tensor, present: Tensor, like: Tensor) -> Tensor:
+    """How many groups hold a row where `present` [B] is true, in the dtype of `like`.
+
+    >>> number_of_groups(torch.tensor([4, 4, 9]), torch.tensor([True, True, False]), torch.zeros(()))
+    tensor(1.)
+    """
+    index, n = group_index(group)
+    held = like.new_zeros(n).index_add(0, index, present.to(like.dtype)) > 0
+    return held.sum(dtype=like.dtype)
+
+
 def group_mean(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
     """On each row [B], the mean of `x` over the valid rows of its group; 0 where there are none."""
     return divide(group_sum(x, group, valid), group_count(group, valid, x))

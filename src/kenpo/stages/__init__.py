@@ -7,13 +7,21 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from kenpo.errors import InputError, unknown_name
-from kenpo.stages.advantages import BatchScaled, GlobalWhiten, GroupCentred, GroupZScore, LeaveOneOut, ZeroSumKL
+from kenpo.stages.advantages import (
+    BatchScaled,
+    GlobalWhiten,
+    GroupCentred,
+    GroupZScore,
+    LeaveOneOut,
+    Ones,
+    ZeroSumKL,
+)
 from kenpo.stages.aggregates import (
+    ContrastMean,
     FixedLength,
     GroupTokenMean,
     SequenceMean,
     SequenceSum,
-    SumOfSequenceMeans,
     TokenMean,
 )
 from kenpo.stages.base import (

@@ -83,6 +83,19 @@ class LeaveOneOut(Advantage):
 
 
 @dataclass(frozen=True)
+class Ones(Advantage):
+    """1 on every trainable token, whatever the reward: for objectives that need none (supervised, pairwise, distilled).
+
+    With `ScoreFunction` and `TokenMean` it is the cross-entropy of supervised training.
+    """
+
+    _scope = Scope.TOKEN
+
+    def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
+        return ctx.unit_mask(rewards.dtype), state
+
+
+@dataclass(frozen=True)
 class GlobalWhiten(Advantage):
     """Outcomes whitened over all trainable tokens of the rollout batch: ``(x − mean)/√(var + eps)``, ddof 1.
 

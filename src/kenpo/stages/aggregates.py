@@ -1,7 +1,8 @@
 """How token terms become one number. Named for what they do; all are linear and use the minibatch's global totals.
 
 ``over="all"`` counts every trainable token, also those whose weight is 0; ``over="kept"`` only those of weight > 0;
-`TokenMean` also takes ``over="weight"``, the sum of the weights.
+`TokenMean` also takes ``over="weight"``, the sum of the weights. ``totals`` names the counts that a denominator comes
+from.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class TokenMean(Aggregate):
 
     over: Literal["all", "kept", "weight"] = "all"
 
+    @property
+    def totals(self) -> frozenset[str]:
+        return frozenset({{"all": "tokens", "kept": "kept_tokens", "weight": "weight_sum"}[self.over]})
+
     def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
         if self.over == "weight":
             return mask * _inverse(totals.weight_sum)
@@ -50,9 +55,13 @@ class SequenceMean(Aggregate):
 
     over: Over = "all"
 
+    @property
+    def totals(self) -> frozenset[str]:
+        return frozenset({"kept_sequences" if self.over == "kept" else "sequences"})
+
     def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
         some, n = (kept, totals.kept_sequences) if self.over == "kept" else (mask, totals.sequences)
-        return some * (_inverse(count(some, totals.tokens, -1)) * _inverse(n)).unsqueeze(-1)
+        return some * (_inverse(count(some, n, -1)) * _inverse(n)).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,10 @@ class SequenceSum(Aggregate):
 
     over: Over = "all"
 
+    @property
+    def totals(self) -> frozenset[str]:
+        return frozenset({"kept_sequences" if self.over == "kept" else "sequences"})
+
     def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
         if self.over == "kept":
             return kept * _inverse(totals.kept_sequences)
@@ -72,11 +85,19 @@ class SequenceSum(Aggregate):
 
 
 @dataclass(frozen=True)
-class SumOfSequenceMeans(Aggregate):
-    """1 / n_i: each response's token mean, summed. For objectives that divide by their own count of groups."""
+class ContrastMean(Aggregate):
+    """1 / (C · n_i): each response's token mean, summed over a group's responses; the mean over the C decided groups.
+
+    For objectives that contrast the responses of a group and put the group's value in parts on them. A group without a
+    decided outcome (`Surrogate.decided`) is not counted. Source: the common form of pairwise and group-wise losses.
+    """
+
+    @property
+    def totals(self) -> frozenset[str]:
+        return frozenset({"contrasts"})
 
     def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
-        return mask * _inverse(count(mask, totals.tokens, -1)).unsqueeze(-1)
+        return mask * (_inverse(count(mask, totals.contrasts, -1)) * _inverse(totals.contrasts)).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -93,6 +114,10 @@ class FixedLength(Aggregate):
 
     def check(self) -> None:
         self.refuse(self.length is None or self.length > 0, f"length must be positive, got {self.length}")
+
+    @property
+    def totals(self) -> frozenset[str]:
+        return frozenset({"sequences"} if self.rows else ())
 
     def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
         if self.length is None:
@@ -111,6 +136,10 @@ class GroupTokenMean(Aggregate):
     """
 
     over: Over = "all"
+
+    @property
+    def totals(self) -> frozenset[str]:
+        return frozenset({"groups", "group_kept_tokens" if self.over == "kept" else "group_tokens"})
 
     def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
         some, n = (kept, totals.group_kept_tokens) if self.over == "kept" else (mask, totals.group_tokens)

@@ -7,15 +7,16 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Any, ClassVar, get_args, get_origin
 
 from torch import Tensor
 
 from kenpo.errors import InputError
-from kenpo.stages.context import ANCHORS, Context
-from kenpo.types import POLICY_FIELDS, Totals
+from kenpo.ops import groups
+from kenpo.stages.context import Context
+from kenpo.types import ANCHORS, POLICY_FIELDS, Advantaged, Totals
 
 
 class Scope(IntEnum):
@@ -32,12 +33,12 @@ class Scope(IntEnum):
 class Stage:
     """Base of all stages. Subclasses are frozen dataclasses; their fields are the knobs that ``settings`` can change.
 
-    ``scope`` and ``needs`` are facts about the instance: they may depend on its numbers and include nested stages.
+    ``span`` and ``needs`` are facts about the instance: they may depend on its numbers and include nested stages.
     """
 
     _scope: ClassVar[Scope] = Scope.TOKEN
     _needs: ClassVar[frozenset[str]] = frozenset()
-    #: True if the stage does nothing while every log-ratio to its anchor is 0; such a batch is warned about once.
+    #: True if the stage does nothing while every log-ratio to its anchor is 0.
     anchor_sensitive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -58,28 +59,32 @@ class Stage:
         return (v for f in dataclasses.fields(self) if isinstance(v := getattr(self, f.name), Stage))
 
     @property
-    def scope(self) -> Scope:
+    def span(self) -> Scope:
         """The smallest unit this stage must see whole, nested stages included."""
         return max([self._scope, *(s.span for s in self.nested)])
 
     @property
-    def span(self) -> Scope:
-        """`scope`; for a stage with a number of that name (STAPO), its ``_scope``."""
-        return self.scope if isinstance(self.scope, Scope) else self._scope
+    def anchor(self) -> str | None:
+        """The policy that log-ratios are taken against, a key of `ANCHORS`; as a rule a field of the stage."""
+        return None
 
     @property
     def needs(self) -> frozenset[str]:
         """The optional fields of Rollouts and Policy this stage reads, nested stages included."""
         own = self._needs
-        anchor = getattr(self, "anchor", None)
-        if anchor in ANCHORS:
-            own = own | {ANCHORS[anchor]}
+        if self.anchor in ANCHORS:
+            own = own | {ANCHORS[self.anchor]}
         return own.union(*(s.needs for s in self.nested))
 
     @property
     def policy_needs(self) -> frozenset[str]:
         """Those of `needs` that come from the policy's forward pass."""
         return self.needs & POLICY_FIELDS.keys()
+
+    @property
+    def reaches(self) -> frozenset[str]:
+        """The Policy fields that get a gradient through this stage, at most."""
+        return frozenset()
 
     def refuse(self, ok: bool, what: str) -> None:
         """Raise `InputError` naming this stage unless `ok`."""
@@ -92,6 +97,16 @@ class Selection(Stage):
     """ctx -> rollouts kept [B] bool. Sees the raw outcome and what earlier selections left."""
 
     _scope = Scope.GROUP
+
+    @property
+    def by(self) -> str | None:
+        """What the stage tests: the "outcome" or named "parts" of the reward; None: neither."""
+        return None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts that it tests; empty: all."""
+        return ()
 
     def __call__(self, ctx: Context) -> Tensor:
         raise NotImplementedError
@@ -109,19 +124,33 @@ class Shaping(Stage):
 
 @dataclasses.dataclass(frozen=True)
 class Advantage(Stage):
-    """(shaped rewards [B], ctx, state) -> (advantages [B,T], state)."""
+    """(shaped rewards [B], ctx, state) -> (advantages [B,T], state), or `Advantaged` where a critic gets returns."""
 
     _scope = Scope.GROUP
     #: True for an advantage of the reward's named parts, which does not read the outcome itself.
     reads_parts: ClassVar[bool] = False
+    #: True if `Advantaged.returns` is given.
+    makes_returns: ClassVar[bool] = False
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts that it reads; empty: all."""
+        return ()
 
     @property
     def group_relative(self) -> bool:
         """Whether a rollout is judged against others of its group, so that one sample per prompt teaches nothing."""
-        return self.scope == Scope.GROUP
+        return self.span == Scope.GROUP
 
-    def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
+    def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any] | Advantaged:
         raise NotImplementedError
+
+    def priorities(self, state: Any) -> Mapping[int, float] | None:
+        """How often each prompt (by its ``prompt_id``) should be drawn, relative to the others, or None: all alike.
+
+        `state` is what the last batch handed on. A source reads it; prompts that are not named get the mean weight.
+        """
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +178,10 @@ class Weight(Stage):
 class Ratio(Stage):
     """ctx -> ratio [B,T], with grad. `bounded` says where a bound inside the ratio acts, for metrics."""
 
+    @property
+    def reaches(self) -> frozenset[str]:
+        return self.policy_needs | {"logp"}
+
     def __call__(self, ctx: Context) -> Tensor:
         raise NotImplementedError
 
@@ -165,6 +198,17 @@ class Surrogate(Stage):
     takes_ratio: ClassVar[bool] = True
     #: The anchor that the ratio must have; None: any.
     ratio_anchor: ClassVar[str | None] = None
+
+    @property
+    def reaches(self) -> frozenset[str]:
+        return self.policy_needs or frozenset(() if self.takes_ratio else ("logp",))
+
+    def decided(self, ctx: Context) -> Tensor:
+        """[B] bool: rollouts of a group whose outcome is decided, which `Totals.contrasts` counts by group.
+
+        As a rule: two answered rollouts (of at least one trainable token) differ in their raw reward.
+        """
+        return groups.group_varies(ctx.rewards, ctx.group, ctx.selected & ctx.mask.any(-1))
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         raise NotImplementedError
@@ -185,14 +229,31 @@ class Aggregate(Stage):
         raise NotImplementedError
 
     @property
+    def over(self) -> str:
+        """Which tokens the denominator counts; as a rule a field of the stage."""
+        return "all"
+
+    @property
     def counts_kept(self) -> bool:
         """Whether a denominator depends on which tokens the weights kept."""
-        return getattr(self, "over", "all") != "all"
+        return self.over != "all"
+
+    @property
+    def totals(self) -> frozenset[str]:
+        """The fields of `Totals` that the denominators come from; as a rule: any."""
+        return frozenset(f.name for f in dataclasses.fields(Totals))
 
 
 @dataclasses.dataclass(frozen=True)
 class Regularizer(Stage):
     """ctx -> penalty [B,T], with grad, added to the loss. May name its own rows and aggregate."""
+
+    #: True if the rows it names are the supervised ones (``origin`` 4), which are then what its totals count.
+    supervised: ClassVar[bool] = False
+
+    @property
+    def reaches(self) -> frozenset[str]:
+        return self.policy_needs or frozenset({"logp"})
 
     def __call__(self, ctx: Context) -> Tensor:
         raise NotImplementedError
@@ -205,6 +266,11 @@ class Regularizer(Stage):
     def own_aggregate(self) -> Aggregate | None:
         """How this term is averaged; None: as the algorithm's objective."""
         return None
+
+
+def reads_policy(stage: Stage, fresh: bool) -> bool:
+    """Whether a stage reads the policy being optimised; without ``logp_old``, π_old is that policy too."""
+    return bool(stage.policy_needs) or (fresh and "logp_old" in stage.needs)
 
 
 def snake(stage: Stage | type[Stage]) -> str:

@@ -28,7 +28,7 @@ class _Whole(Stage):
     approximate: Approximate = field(default="none", kw_only=True)
 
     @property
-    def scope(self) -> Scope:
+    def span(self) -> Scope:
         return Scope.BATCH if self.approximate == "none" else Scope.SEQUENCE
 
 
@@ -175,7 +175,7 @@ class SpuriousTokens(Weight):
 
     probability: float = 0.002
     quantile: float = 0.75
-    scope: Literal["conditional", "batch"] = "conditional"  # type: ignore[assignment]
+    scope: Literal["conditional", "batch"] = "conditional"
     weight: float = 0.0
     judge: Literal["all", "probability"] = "all"
 

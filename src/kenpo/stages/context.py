@@ -6,25 +6,24 @@ float32, masked entries selected away) and cached with its graph.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from kenpo.errors import MissingFieldError, UndeclaredFieldError
-from kenpo.ops import groups, masked, ratios
-from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS, FieldSpec, Policy, Rollouts
-
-if TYPE_CHECKING:
-    from kenpo.stages.base import Stage
-
-#: Which Rollouts field holds the log-probs of each anchor.
-ANCHORS = {"old": "logp_old", "sampler": "logp_sampler", "guided": "logp_guided", "prox": "logp_prox"}
+from kenpo.ops import masked, ratios
+from kenpo.types import ANCHORS, POLICY_FIELDS, ROLLOUT_FIELDS, FieldSpec, Policy, Rollouts
 
 #: Fields that every batch has; a stage reads them without declaring them.
 _FREE = {"mask", "group", "rewards"}
 
+#: What `prepare` hands on and a stage reads like a field, if it declares it.
+_HANDED_ON = {"returns": FieldSpec("BT", "float")}
+
 _HOW = {
+    "logp": "pass Policy(logp=...), the log-probs of the sampled tokens",
+    "returns": "use an advantage that makes returns",
     "logp_sampler": "record the sampler's log-probs (kenpo's engines do)",
     "logp_old": "score the batch with the weights before the update",
     "logp_ref": "score the batch with a reference model, or drop the stage that needs it",
@@ -45,21 +44,30 @@ class _Core:
     """What all views of one batch share: the data and the cache."""
 
     def __init__(
-        self, rollouts: Rollouts, selected: Tensor, mask: Tensor, policy: Policy | None, advantages: Tensor | None
-    ):
+        self,
+        rollouts: Rollouts,
+        selected: Tensor,
+        mask: Tensor,
+        policy: Policy | None,
+        advantages: Tensor | None,
+        returns: Tensor | None,
+    ) -> None:
         self.rollouts = rollouts
         self.selected = selected
         self.mask = mask
         self.policy = policy
         self.advantages = advantages
+        self.returns = returns
         self.cache: dict[str, Tensor] = {}
 
 
 class Context:
     """One stage's view of the batch.
 
-    ``mask`` [B,T]: trainable tokens of selected rollouts. ``selected`` [B]. ``group`` [B]. ``rewards`` [B]: the raw
-    outcome. ``advantages`` [B,T], constants. ``logp`` [B,T], the policy's, with its graph. Everything else by `read`.
+    ``mask`` [B,T]: trainable tokens of selected rollouts. ``selected`` [B]: rollouts with a reward that take part.
+    ``supervised`` [B]: rows without one, which only a regularizer that names them reads. ``group`` [B]. ``rewards``
+    [B]: the raw outcome. ``advantages``, ``returns`` [B,T], constants. ``logp`` [B,T], the policy's, with its graph.
+    Everything else by `read`.
     """
 
     def __init__(
@@ -68,26 +76,23 @@ class Context:
         selected: Tensor,
         policy: Policy | None = None,
         advantages: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-    ):
-        trainable = rollouts.mask & selected.unsqueeze(-1) if mask is None else mask
-        self._core = _Core(rollouts, selected, trainable, policy, advantages)
+        returns: Tensor | None = None,
+    ) -> None:
+        mask = rollouts.mask & selected.unsqueeze(-1)
+        self._core = _Core(rollouts, selected, mask, policy, advantages, returns)
         self._owner: str | None = None
         self._allowed: frozenset[str] | None = None
 
-    def of(self, stage: Stage) -> Context:
-        """The same batch as `stage` may see it: only the fields in ``stage.needs``."""
+    def of(self, owner: str, needs: frozenset[str]) -> Context:
+        """The same batch as the stage named `owner` may see it: only the fields in `needs`."""
         view = object.__new__(Context)
-        view._core = self._core
-        view._owner = type(stage).__name__
-        view._allowed = stage.needs
+        view._core, view._owner, view._allowed = self._core, owner, needs
         return view
 
     def over(self, mask: Tensor) -> Context:
         """The same view with other positions [B,T] in the mask's place: what stands there is read, all else is 0."""
         core, view = self._core, object.__new__(Context)
-        view._core = _Core(core.rollouts, core.selected, mask, core.policy, core.advantages)
+        view._core = _Core(core.rollouts, core.selected, mask, core.policy, core.advantages, core.returns)
         view._owner, view._allowed = self._owner, self._allowed
         return view
 
@@ -98,6 +103,21 @@ class Context:
     @property
     def selected(self) -> Tensor:
         return self._core.selected
+
+    @property
+    def supervised(self) -> Tensor:
+        """[B] bool: rows without a reward (``origin`` 4); they are in no mask but `trainable`."""
+        return self._core.rollouts.supervised
+
+    @property
+    def trainable(self) -> Tensor:
+        """[B,T] bool: trainable tokens of every row, with or without a reward, selected or not."""
+        return self._core.rollouts.mask
+
+    @property
+    def trajectory(self) -> Tensor | None:
+        """[B] the number of the episode that each row belongs to; None: each row is one."""
+        return self._core.rollouts.trajectory
 
     @property
     def group(self) -> Tensor:
@@ -118,6 +138,11 @@ class Context:
         return self._core.advantages
 
     @property
+    def returns(self) -> Tensor:
+        """[B,T] what a critic learns to predict; 0 off the mask. The stage names ``returns`` in its needs."""
+        return self.read("returns")
+
+    @property
     def logp(self) -> Tensor:
         """[B,T] log π_θ with its graph; 0 off the mask."""
         return self.read("logp", declared=True)
@@ -129,8 +154,7 @@ class Context:
 
     def has(self, name: str) -> bool:
         """Whether the batch carries this optional field."""
-        core = self._core
-        return getattr(core.policy if name in POLICY_FIELDS else core.rollouts, name, None) is not None
+        return self._found(name) is not None
 
     def read(self, name: str, *, declared: bool = False) -> Tensor:
         """An optional field, cleaned: [B,T] floats are at least float32 and 0 off the mask.
@@ -176,11 +200,7 @@ class Context:
         """[B] -> [B,T]: a rollout's number on each of its trainable tokens, 0 elsewhere."""
         return masked.select(x.unsqueeze(-1), self.mask)
 
-    def per_group(self, x: Tensor) -> Tensor:
-        """[B] -> [B]: the mean over the selected members of each row's group."""
-        return groups.group_mean(x, self.group, self.selected)
-
-    def _cached(self, name: str, make) -> Tensor:
+    def _cached(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         cache = self._core.cache
         if name not in cache:
             with torch.enable_grad():  # a stage under no_grad may be the first to ask
@@ -200,7 +220,7 @@ class Context:
         core = self._core
         if name == "logp_old" and core.rollouts.logp_old is None and core.policy is not None:
             return self._raised("logp").detach()
-        value = getattr(core.policy if name in POLICY_FIELDS else core.rollouts, name, None)
+        value = self._found(name)
         if value is None:
             how = _HOW.get(name, "provide it")
             where = "the policy terms" if name in POLICY_FIELDS else "the rollouts"
@@ -210,6 +230,11 @@ class Context:
         value = value if name in POLICY_FIELDS else value.detach()  # rollouts are constants, whoever made them
         return raised(value) if _spec(name).kind == "float" else value
 
+    def _found(self, name: str) -> Tensor | None:
+        if name in _HANDED_ON:
+            return self._core.returns
+        return getattr(self._core.policy if name in POLICY_FIELDS else self._core.rollouts, name, None)
+
 
 def _spec(name: str) -> FieldSpec:
-    return (POLICY_FIELDS if name in POLICY_FIELDS else ROLLOUT_FIELDS)[name]
+    return _HANDED_ON.get(name) or (POLICY_FIELDS if name in POLICY_FIELDS else ROLLOUT_FIELDS)[name]

@@ -1,6 +1,7 @@
 """Objectives that couple the responses of a group by their log-probs, without ratio or advantage: reconstructions.
 
-They divide by their own counts of groups, so they go with the aggregate `SumOfSequenceMeans`; whole minibatches only.
+A group's value stands in parts on its rows, so they go with the aggregate `ContrastMean`, which takes the mean over the
+groups that decide something.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kenpo.ops import contrast, masked, ratios
+from kenpo.ops import contrast, groups, masked, ratios
 from kenpo.stages.base import Scope, Surrogate
 from kenpo.stages.context import Context
 
@@ -27,11 +28,15 @@ class GroupInfoNCE(Surrogate):
     margin: float = 0.0
 
     takes_ratio = False
-    _scope = Scope.BATCH
+    _scope = Scope.GROUP
     _needs = frozenset({"logp"})
 
     def check(self) -> None:
         self.refuse(self.tau > 0, f"tau must be positive, got {self.tau}")
+
+    def decided(self, ctx: Context) -> Tensor:
+        right = (ctx.advantages > 0).any(-1).to(ctx.advantages.dtype)
+        return groups.group_varies(right, ctx.group, ctx.selected & ctx.mask.any(-1))
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         score = masked.row_mean(ctx.logp, ctx.mask)
@@ -54,7 +59,7 @@ class GibbsGap(Surrogate):
     beta: float = 1.0
 
     takes_ratio = False
-    _scope = Scope.BATCH
+    _scope = Scope.GROUP
     _needs = frozenset({"logp", "logp_ref"})
 
     def check(self) -> None:

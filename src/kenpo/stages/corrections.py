@@ -49,7 +49,7 @@ class TruncatedIS(Weight):
         self.refuse(self.cap is None or self.cap > 0, f"cap must be positive, got {self.cap}")
 
     @property
-    def scope(self) -> Scope:
+    def span(self) -> Scope:
         return Scope.BATCH if self.normalise else Scope.SEQUENCE if self.level == "sequence" else Scope.TOKEN
 
     def __call__(self, ctx: Context) -> Tensor:
@@ -85,7 +85,7 @@ class MaskedIS(Weight):
         self.refuse(self.veto is None or self.veto > 0, f"veto must be positive, got {self.veto}")
 
     @property
-    def scope(self) -> Scope:
+    def span(self) -> Scope:
         if self.normalise:
             return Scope.BATCH
         return Scope.TOKEN if self.level == "token" and self.veto is None else Scope.SEQUENCE

@@ -12,9 +12,7 @@ from kenpo.stages.base import Ratio, Surrogate
 from kenpo.stages.context import Context
 from kenpo.stages.ratios import TokenRatio
 from kenpo.stages.surrogates import Clip, given
-
-#: ``rollouts.origin`` of a rollout that another, stronger policy or a person wrote.
-EXPERT = 2
+from kenpo.types import EXPERT
 
 
 def by_expert(ctx: Context) -> Tensor:

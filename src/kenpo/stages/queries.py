@@ -53,7 +53,7 @@ class QueryKL(Regularizer):
         self.refuse(self.alpha >= 0, f"alpha must not be negative, got {self.alpha}")
 
     @property
-    def scope(self) -> Scope:
+    def span(self) -> Scope:
         return Scope.SEQUENCE if self.level == "sequence" else Scope.TOKEN
 
     @property

@@ -108,7 +108,7 @@ class Rejection(Weight):
         self.refuse(len(self.rules) > 0, "needs at least one rule")
 
     @property
-    def scope(self) -> Scope:
+    def span(self) -> Scope:
         return Scope.TOKEN if all(r.per_token for r in self.rules) else Scope.SEQUENCE
 
     def __call__(self, ctx: Context) -> Tensor:

@@ -77,7 +77,7 @@ class SoftGate(Surrogate):
         self.refuse(self.tau_pos > 0 and self.tau_neg > 0, f"τ must be positive, got {self.tau_pos}, {self.tau_neg}")
 
     @property
-    def scope(self) -> Scope:
+    def span(self) -> Scope:
         return Scope.SEQUENCE if self.pool == "geometric" else Scope.TOKEN
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:

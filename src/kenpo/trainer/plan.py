@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from kenpo.algorithm import reads_policy
 from kenpo.errors import InputError
 from kenpo.models.backward import head_chunk
 from kenpo.models.head import FEW_LOGITS
 from kenpo.models.loading import context_length
 from kenpo.models.policy import pads_rows, shares_prompts
 from kenpo.models.shared_prompt import LEAST_SHARE
-from kenpo.stages.base import Scope, snake
+from kenpo.stages.base import Scope, reads_policy, snake
 from kenpo.trainer.config import TrainConfig, to_dict
 from kenpo.trainer.idle import why_none_is_idle
 from kenpo.types import Rollouts
@@ -110,7 +109,7 @@ def check_group_size(algorithm: Any, config: TrainConfig) -> None:
     if config.group_size != 1:
         return
     for stage in (algorithm.advantage, *algorithm.selection, *algorithm.shaping):
-        if stage.scope == Scope.GROUP:
+        if stage.span == Scope.GROUP:
             raise InputError(
                 f"--group-size 1: {snake(stage)} of {algorithm.name!r} compares the samples of a group, "
                 "and a group of one has nothing to compare; use at least 2, or an algorithm with another advantage"

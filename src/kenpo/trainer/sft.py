@@ -155,7 +155,9 @@ def token_mean_loss(model: Any, rows: Sequence[Row], total: int) -> Tensor:
     tokens, mask = (x.to(model.device) for x in collate(rows))
     nothing = torch.zeros(len(rows), device=tokens.device)
     batch = Rollouts(tokens=tokens, mask=mask, group=nothing.long(), rewards=nothing)
-    return -policy_terms(model, batch, temperature=1.0).logp[mask].sum() / total
+    logp = policy_terms(model, batch, temperature=1.0).logp
+    assert logp is not None
+    return -logp[mask].sum() / total
 
 
 def accumulate(model: Any, rows: Sequence[Row], micro_batch: int, autocast: contextlib.AbstractContextManager) -> float:
