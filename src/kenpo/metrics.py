@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kenpo.errors import NoDivergenceWarning
 from kenpo.ops import divergences, masked, ratios
-from kenpo.stages.base import snake
+from kenpo.stages.base import Stage, snake
 from kenpo.stages.context import Context
 from kenpo.types import ANCHORS
 
@@ -83,35 +83,49 @@ def _anchored(ctx: Context, average: Callable[[str, Tensor], None], extremes: di
         extremes["sampler_gap"] = masked.select(gap, ctx.mask).amax() if gap.numel() else gap.sum()
 
 
+def distances(a: Algorithm, ctx: Context) -> dict[str, Tensor]:
+    """Of every stage that acts on a distance (`Stage.anchor_sensitive`), by its name: 0-d bool, is there any here?
+
+    One microbatch says little: a caller ors these over the whole minibatch, then asks `blind`.
+    """
+    found = {}
+    for stage in a.stages:
+        if stage.anchor_sensitive and stage.anchor is not None:
+            x = ctx.log_correction(stage.anchor) if _corrects(stage) else ctx.log_ratio(stage.anchor)
+            found[snake(stage)] = x.detach().any()
+    return found
+
+
+def _corrects(stage: Stage) -> bool:
+    return "logp_sampler" in stage.needs and stage.anchor != "sampler"
+
+
+def blind(a: Algorithm, moved: Mapping[str, Tensor | bool]) -> str | None:
+    """What to say of a stage that acts on a distance and saw none on any token of the whole minibatch, or None.
+
+    `moved`: `Loss.moved`, joined by "or" over the minibatch's shares. Exactly equal log-probs on every token mean, in a
+    loop that brings its own, that they were scored again by the trainer where the sampler's should stand. (With one
+    update of a fresh batch and an engine in the trainer's process there is no distance, and nothing is wrong.)
+    """
+    for stage in a.stages:
+        if snake(stage) in moved and not bool(moved[snake(stage)]):
+            pair = f"π_{stage.anchor} and the sampler" if _corrects(stage) else f"the policy and {stage.anchor!r}"
+            return (
+                f"{a.name}: {snake(stage)} acts on the distance between {pair}, but every log-ratio of the batch is "
+                "exactly 0, so it does nothing; record the sampler's own log-probs instead of scoring them again"
+            )
+    return None
+
+
 _WARNED: set[str] = set()
 
 
-def warn_if_blind(a: Algorithm, ctx: Context) -> None:
-    """Warn once per process and algorithm if a stage that acts on a distance sees none at all in this batch.
-
-    Exactly equal log-probs on every token mean, as a rule, that they were scored again by the trainer where the
-    sampler's own should stand; every mask on the distance is then silently without effect.
-    """
-    if a.name in _WARNED:
-        return
-    for stage in a.stages:
-        anchor = getattr(stage, "anchor", None)
-        if not stage.anchor_sensitive or anchor is None:
-            continue
-        correction = "logp_sampler" in stage.needs and anchor != "sampler"
-        with torch.no_grad():
-            x = ctx.log_correction(anchor) if correction else ctx.log_ratio(anchor).detach()
-            blind = bool(ctx.mask.any()) and not bool(x.any())
-        if blind:
-            _WARNED.add(a.name)
-            pair = f"π_{anchor} and the sampler" if correction else f"the policy and {anchor!r}"
-            warnings.warn(
-                f"{a.name}: {snake(stage)} acts on the distance between {pair}, but every log-ratio of the batch is "
-                "exactly 0, so it does nothing; record the sampler's own log-probs instead of scoring them again",
-                NoDivergenceWarning,
-                stacklevel=2,
-            )
-            return
+def warn_if_blind(a: Algorithm, moved: Mapping[str, Tensor | bool]) -> None:
+    """Give `blind`'s answer as a `NoDivergenceWarning`, once per process and algorithm."""
+    text = None if a.name in _WARNED else blind(a, moved)
+    if text is not None:
+        _WARNED.add(a.name)
+        warnings.warn(text, NoDivergenceWarning, stacklevel=3)
 
 
 def as_floats(sums: Mapping[str, tuple[Tensor, Tensor]], extremes: Mapping[str, Tensor]) -> dict[str, float]:

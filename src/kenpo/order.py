@@ -213,7 +213,8 @@ def run_objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool, of:
         return Loss(loss, weights)
     with torch.no_grad():
         sums, extremes = metrics.measure(a, ctx, ratio, weights, terms, main)
-    return Loss(loss, weights, sums, extremes)
+        moved = metrics.distances(a, ctx) if main else {}
+    return Loss(loss, weights, sums, extremes, moved)
 
 
 def main_reaches(a: Algorithm) -> frozenset[str]:
@@ -293,6 +294,8 @@ def evaluate(a: Algorithm, rollouts: Rollouts, policy: Policy, state: Any = None
     batch = weigh(a, prepared, policy.detach())
     with torch.enable_grad():
         share = objective(a, batch, policy)
+    if bool((rollouts.mask & prepared.selected.unsqueeze(-1)).any()):
+        metrics.warn_if_blind(a, share.moved)
     gradients = _gradients(share.loss, fields, retain=True)
     return Result(
         loss=share.loss,

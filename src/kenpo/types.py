@@ -342,14 +342,17 @@ class Loss:
     """A microbatch's share of the minibatch loss: already divided by the minibatch's totals, so shares add up.
 
     ``loss`` is a scalar with a graph to the policy's fields. ``weights`` [B,T] are the detached weights that were used.
-    ``sums`` maps a metric's name to (sum, count), which add up over microbatches and ranks; ``extremes`` to a running
-    maximum. Both are empty when the caller asked for no metrics.
+    ``sums`` maps a metric's name to (sum, count), which add up over microbatches and ranks: add sums to sums and counts
+    to counts, divide at the end (`kenpo.metrics.as_floats`). ``extremes`` maps to a running maximum. ``moved`` says of
+    each stage that acts on a distance whether there was any (0-d bool; join by "or", then ask `kenpo.metrics.blind`).
+    All three are empty when the caller asked for no metrics.
     """
 
     loss: Tensor
     weights: Tensor
     sums: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     extremes: Mapping[str, Tensor] = field(default_factory=dict)
+    moved: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,7 +71,7 @@ def test_a_surrogate_that_couples_rollouts_takes_the_minibatch_whole():
     a = kenpo.get("conspo")
     rollouts, policy = tensors(make_case(6))
     batch = kenpo.weigh(a, kenpo.prepare(a, rollouts), policy)
-    with pytest.raises(kenpo.errors.ScopeError, match="couples rollouts"):
+    with pytest.raises(kenpo.errors.ScopeError, match="couples the rollouts of a group, but the microbatch splits one"):
         kenpo.objective(a, batch[:3], policy[:3])
 
 
