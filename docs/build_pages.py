@@ -241,7 +241,7 @@ def _sources_behind(cls: type) -> dict[str, str]:
 
 
 def _file(thing: object) -> str:
-    return Path(inspect.getsourcefile(thing)).relative_to(ROOT).as_posix()  # type: ignore[arg-type]
+    return Path(inspect.getsourcefile(inspect.unwrap(thing))).relative_to(ROOT).as_posix()  # type: ignore[arg-type]
 
 
 @functools.cache
