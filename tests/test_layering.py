@@ -37,6 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "order": FOUNDATION | {"ops", "stages", "checks", "metrics"},
     "algorithm": OBJECTIVE,
     "algorithms": OBJECTIVE,
+    "conditions": OBJECTIVE,
+    "hosts": OBJECTIVE,
     "loading": OBJECTIVE | {"algorithms"},
     "casefile": OBJECTIVE | {"algorithms", "loading"},
     "preference": OBJECTIVE,

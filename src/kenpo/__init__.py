@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from kenpo import errors, ops, stages
     from kenpo.algorithm import Algorithm
     from kenpo.algorithms import get, names
+    from kenpo.conditions import acts, biased
+    from kenpo.hosts import feeds, given
     from kenpo.loading import load, resolve
     from kenpo.order import coefficients, evaluate, objective, prepare, select, weigh
     from kenpo.stages.base import Scope
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 _WHERE = {
     "kenpo.algorithm": ("Algorithm",),
     "kenpo.algorithms": ("get", "names"),
+    "kenpo.conditions": ("acts", "biased"),
+    "kenpo.hosts": ("feeds", "given"),
     "kenpo.loading": ("load", "resolve"),
     "kenpo.order": ("coefficients", "evaluate", "objective", "prepare", "select", "weigh"),
     "kenpo.stages.base": ("Scope",),
@@ -31,8 +35,8 @@ _SUBMODULES = ("errors", "ops", "stages")
 
 __all__ = [
     "Algorithm", "Batch", "Loss", "Policy", "Prepared", "Result", "Rollouts", "Scope", "Totals", "TrainConfig",
-    "coefficients", "errors", "evaluate", "get", "load", "names", "objective", "ops", "prepare", "resolve", "select",
-    "stages", "train", "weigh",
+    "acts", "biased", "coefficients", "errors", "evaluate", "feeds", "get", "given", "load", "names", "objective",
+    "ops", "prepare", "resolve", "select", "stages", "train", "weigh",
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kenpo.errors import NoDivergenceWarning
 from kenpo.ops import divergences, masked, ratios
-from kenpo.stages.base import Stage, snake
+from kenpo.stages.base import snake
 from kenpo.stages.context import Context
 from kenpo.types import ANCHORS
 
@@ -90,14 +90,10 @@ def distances(a: Algorithm, ctx: Context) -> dict[str, Tensor]:
     """
     found = {}
     for stage in a.stages:
-        if stage.anchor_sensitive and stage.anchor is not None:
-            x = ctx.log_correction(stage.anchor) if _corrects(stage) else ctx.log_ratio(stage.anchor)
+        if stage.anchor_sensitive and stage.distance is not None and stage.anchor is not None:
+            x = ctx.log_ratio(stage.anchor) if stage.distance[0] == "policy" else ctx.log_correction(stage.anchor)
             found[snake(stage)] = x.detach().any()
     return found
-
-
-def _corrects(stage: Stage) -> bool:
-    return "logp_sampler" in stage.needs and stage.anchor != "sampler"
 
 
 def blind(a: Algorithm, moved: Mapping[str, Tensor | bool]) -> str | None:
@@ -109,7 +105,8 @@ def blind(a: Algorithm, moved: Mapping[str, Tensor | bool]) -> str | None:
     """
     for stage in a.stages:
         if snake(stage) in moved and not bool(moved[snake(stage)]):
-            pair = f"π_{stage.anchor} and the sampler" if _corrects(stage) else f"the policy and {stage.anchor!r}"
+            own = stage.distance is not None and stage.distance[0] == "policy"
+            pair = f"the policy and {stage.anchor!r}" if own else f"π_{stage.anchor} and the sampler"
             return (
                 f"{a.name}: {snake(stage)} acts on the distance between {pair}, but every log-ratio of the batch is "
                 "exactly 0, so it does nothing; record the sampler's own log-probs instead of scoring them again"

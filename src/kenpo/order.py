@@ -18,7 +18,7 @@ from kenpo import metrics
 from kenpo.checks import check_cut, check_finite, check_groups_whole, check_rows
 from kenpo.errors import NonFiniteError, ScopeError
 from kenpo.ops import groups, masked
-from kenpo.stages.base import Advantage, Regularizer, Stage, Weight, reads_policy
+from kenpo.stages.base import Advantage, Regularizer, Stage, Weight, reads_policy, snake
 from kenpo.stages.context import Context, raised
 from kenpo.types import POLICY_FIELDS, Advantaged, Batch, Loss, Policy, Prepared, Result, Rollouts, Totals
 
@@ -76,6 +76,11 @@ def _advantaged(stage: Advantage, prepared: Prepared, ctx: Context) -> Prepared:
     """`prepared` with the advantages, 0 off the mask, and with returns and state if the stage gives them."""
     found = stage(prepared.shaped, view(ctx, stage), prepared.state)
     made = found if isinstance(found, Advantaged) else Advantaged(found[0], None, found[1])
+    if where := masked.first_bad(made.advantages, ctx.mask):
+        raise NonFiniteError(
+            f"advantages: {snake(stage)} gives {made.advantages[where].item()} to rollout {where[0]}; its reward is "
+            f"{prepared.shaped[where[0]].item():g}: scale the rewards down"
+        )
     return dataclasses.replace(
         prepared,
         advantages=masked.select(made.advantages.detach(), ctx.mask),

@@ -219,3 +219,52 @@ def test_generalised_advantages(case):
     tensors = (torch.tensor(i[n], dtype=torch.float64) for n in ("token_rewards", "values"))
     found = returns.gae(*tensors, torch.tensor(i["mask"]).bool(), gamma=i["gamma"], lam=i["lambda"])
     assert torch.allclose(found, torch.tensor(case["expect"]["advantages"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
+
+
+# -- rewards of any size ---------------------------------------------------------------------------------------------
+
+SPREADS = [
+    S.GroupZScore(), S.GroupZScore(inside=True), S.GroupZScore(ddof=0), S.BatchScaled(), S.GlobalWhiten(),
+    S.GroupCentred(), S.LeaveOneOut(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", SPREADS, ids=repr)
+@pytest.mark.parametrize("size", [1e12, 1e30])
+def test_large_rewards_do_not_lose_their_advantage(stage, size):
+    """In float32 the square of 1e30 overflows, and a standard deviation of infinity made every advantage 0."""
+    usual, large = (
+        kenpo.prepare(plain(advantage=stage), _two_groups(scale, dtype)).advantages
+        for scale, dtype in ((size, torch.float64), (size, torch.float32))
+    )
+    assert bool(large[:, 1].all())
+    assert torch.allclose(large.double(), usual, rtol=1e-6)
+
+
+@pytest.mark.parametrize("stage", [s for s in SPREADS if not isinstance(s, S.GlobalWhiten)], ids=repr)
+def test_rewards_that_overflow_are_named(stage):
+    with pytest.raises(errors.NonFiniteError, match="its reward is .*scale the rewards down"):
+        kenpo.prepare(plain(advantage=stage), _two_groups(3e38, torch.float32))
+
+
+def _two_groups(scale, dtype):
+    return kenpo.Rollouts(
+        mask=torch.tensor([[False, True]] * 6),
+        group=torch.tensor([0, 0, 0, 1, 1, 1]),
+        rewards=torch.tensor([1.0, 0.9, -0.5, 1.0, 0.8, 1.0], dtype=dtype) * scale,
+    )
+
+
+def test_a_truncated_response_leaves_the_statistics_where_that_is_asked_for():
+    rollouts = kenpo.Rollouts(
+        mask=torch.tensor([[False, True]] * 3),
+        group=torch.zeros(3, dtype=torch.long),
+        rewards=torch.tensor([2.0, 50.0, 4.0]),
+        truncated=torch.tensor([False, True, False]),
+    )
+    a = plain(advantage=S.GroupCentred())
+    masked = kenpo.prepare(a.adding("untruncated"), rollouts)
+    assert masked.advantages[:, 1].tolist() == pytest.approx([2 - 56 / 3, 50 - 56 / 3, 4 - 56 / 3])
+    dropped = kenpo.prepare(a.adding("drop_truncated"), rollouts)
+    assert dropped.advantages[:, 1].tolist() == [-1.0, 0.0, 1.0]
+    assert dropped.selected.tolist() == [True, False, True]

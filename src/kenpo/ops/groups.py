@@ -58,11 +58,26 @@ def group_varies(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
     return (high > low)[index] & valid
 
 
-def group_variance(x: Tensor, group: Tensor, valid: Tensor, ddof: int) -> Tensor:
-    """On each row [B], the variance of `x` in its group with `ddof` degrees of freedom taken off; 0 if undefined."""
+def group_std(x: Tensor, group: Tensor, valid: Tensor, ddof: int, inside: float = 0.0) -> Tensor:
+    """On each row [B], ``√(variance + inside)`` of `x` in its group, `ddof` degrees of freedom taken off; an undefined
+    variance is 0.
+
+    Deviations are scaled by a power of two before they are squared, so that large rewards don't overflow.
+
+    >>> group_std(torch.tensor([3e30, 1e30]), torch.tensor([0, 0]), torch.tensor([True, True]), ddof=0)
+    tensor([1.0000e+30, 1.0000e+30])
+    """
     deviation = select(x - group_mean(x, group, valid), valid)
+    scale = _power_of_two(group_max(deviation.abs(), group, valid))
+    scaled = deviation / scale
     freedom = (group_count(group, valid, x) - ddof).clamp(min=0)
-    return divide(group_sum(deviation * deviation, group, valid), freedom)
+    variance = divide(group_sum(scaled * scaled, group, valid), freedom)
+    return (variance + inside / scale / scale).sqrt() * scale
+
+
+def _power_of_two(x: Tensor) -> Tensor:
+    """The largest power of two that is ≤ `x`, at least 1: dividing by it and multiplying again changes no digit."""
+    return torch.ldexp(torch.ones_like(x), torch.frexp(x).exponent - 1).clamp(min=1)
 
 
 def centred(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
@@ -76,7 +91,7 @@ def zscore(x: Tensor, group: Tensor, valid: Tensor, *, eps: float, ddof: int) ->
     >>> zscore(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), torch.tensor([True, True]), eps=0.0, ddof=1)
     tensor([ 0.7071, -0.7071])
     """
-    std = group_variance(x, group, valid, ddof).sqrt()
+    std = group_std(x, group, valid, ddof)
     return centred(x, group, valid) / (std + eps) if eps else divide(centred(x, group, valid), std)
 
 
@@ -116,10 +131,12 @@ def whiten(x: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     """
     n = mask.sum(dtype=x.dtype)
     deviation = select(x - divide(select(x, mask).sum(), n), mask)
-    variance = divide((deviation * deviation).sum(), (n - 1).clamp(min=0))
+    scale = _power_of_two(deviation.abs().amax() if x.numel() else n)
+    variance = divide((deviation / scale).square().sum(), (n - 1).clamp(min=0))
+    std = (variance + eps / scale / scale).sqrt() * scale
     low = x.masked_fill(~mask, torch.inf).amin() if x.numel() else n
     high = x.masked_fill(~mask, -torch.inf).amax() if x.numel() else n
-    return select(deviation / (variance + eps).sqrt(), mask & (high > low))
+    return select(deviation / std, mask & (high > low))
 
 
 def batch_scaled(x: Tensor, group: Tensor, valid: Tensor, *, eps: float) -> Tensor:
@@ -129,5 +146,5 @@ def batch_scaled(x: Tensor, group: Tensor, valid: Tensor, *, eps: float) -> Tens
     >>> batch_scaled(x, g, torch.ones(4, dtype=torch.bool), eps=0.0)
     tensor([-0.1030,  0.1030, -1.0296,  1.0296])
     """
-    std = group_variance(x, torch.zeros_like(group), valid, 1).sqrt()
+    std = group_std(x, torch.zeros_like(group), valid, 1)
     return divide(centred(x, group, valid), std + eps)

@@ -57,7 +57,7 @@ from kenpo.stages.ratios import LogClip, PowerRatio, PrefixMinRatio, SequenceRat
 from kenpo.stages.regularizers import EntropyBonus, KLToReference
 from kenpo.stages.rejection import Compatibility, Rejection, Rule
 from kenpo.stages.routing import RouterShift, RouterStability
-from kenpo.stages.selection import DropUniformGroups
+from kenpo.stages.selection import DropTruncated, DropUniformGroups
 from kenpo.stages.selective import SelectiveRatio
 from kenpo.stages.shaping import SoftOverlong
 from kenpo.stages.surrogates import (

@@ -31,8 +31,8 @@ class GroupZScore(Advantage):
 
     def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
         if self.inside:
-            variance = groups.group_variance(rewards, ctx.group, ctx.selected, self.ddof)
-            a = groups.centred(rewards, ctx.group, ctx.selected) / (variance + self.eps).sqrt()
+            std = groups.group_std(rewards, ctx.group, ctx.selected, self.ddof, inside=self.eps)
+            a = masked.divide(groups.centred(rewards, ctx.group, ctx.selected), std)
         else:
             a = groups.zscore(rewards, ctx.group, ctx.selected, eps=self.eps, ddof=self.ddof)
         return ctx.per_token(a), state
@@ -90,6 +90,7 @@ class Ones(Advantage):
     """
 
     _scope = Scope.TOKEN
+    judges = False
 
     def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
         return ctx.unit_mask(rewards.dtype), state

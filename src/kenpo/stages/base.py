@@ -86,6 +86,20 @@ class Stage:
         """The Policy fields that get a gradient through this stage, at most."""
         return frozenset()
 
+    @property
+    def distance(self) -> tuple[str, str] | None:
+        """The two policies that must differ for the stage to act: ("policy" or an anchor, an anchor); None: it acts
+        without."""
+        if self.anchor is None:
+            return None
+        corrects = "logp_sampler" in self.needs and self.anchor != "sampler"
+        return (self.anchor, "sampler") if corrects else ("policy", self.anchor)
+
+    @property
+    def off(self) -> str | None:
+        """Why the stage does nothing at its numbers, or None."""
+        return None
+
     def refuse(self, ok: bool, what: str) -> None:
         """Raise `InputError` naming this stage unless `ok`."""
         if not ok:
@@ -129,6 +143,8 @@ class Advantage(Stage):
     _scope = Scope.GROUP
     #: True for an advantage of the reward's named parts, which does not read the outcome itself.
     reads_parts: ClassVar[bool] = False
+    #: False for an advantage that says nothing of the outcome, so that the rows need not be the policy's samples.
+    judges: ClassVar[bool] = True
     #: True if `Advantaged.returns` is given.
     makes_returns: ClassVar[bool] = False
 
@@ -198,6 +214,10 @@ class Surrogate(Stage):
     takes_ratio: ClassVar[bool] = True
     #: The anchor that the ratio must have; None: any.
     ratio_anchor: ClassVar[str | None] = None
+    #: False for a surrogate that is linear in the ratio: no bound that a distance could reach.
+    bounds: ClassVar[bool] = True
+    #: True if the objective is right for samples of any policy, so that it needs no ratio.
+    any_samples: ClassVar[bool] = False
 
     @property
     def reaches(self) -> frozenset[str]:

@@ -255,6 +255,11 @@ class GroupMass(Weight):
     _scope = Scope.GROUP
     is_ratio = True
 
+    @property
+    def distance(self) -> None:
+        """None: a group whose ratios are all 1 may exceed the cap."""
+        return None
+
     def check(self) -> None:
         self.refuse(self.cap > 0, f"cap must be positive, got {self.cap}")
 

@@ -59,6 +59,7 @@ class GibbsGap(Surrogate):
     beta: float = 1.0
 
     takes_ratio = False
+    any_samples = True
     _scope = Scope.GROUP
     _needs = frozenset({"logp", "logp_ref"})
 

@@ -53,6 +53,10 @@ class QueryKL(Regularizer):
         self.refuse(self.alpha >= 0, f"alpha must not be negative, got {self.alpha}")
 
     @property
+    def off(self) -> str | None:
+        return "alpha is 0" if self.alpha == 0 else None
+
+    @property
     def span(self) -> Scope:
         return Scope.SEQUENCE if self.level == "sequence" else Scope.TOKEN
 

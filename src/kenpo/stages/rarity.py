@@ -20,6 +20,11 @@ class VarianceRatio(Weight):
     """
 
     _needs = frozenset({"logp", "logp_old"})
+    is_ratio = True
+
+    @property
+    def distance(self) -> tuple[str, str]:
+        return "policy", "old"
 
     def __call__(self, ctx: Context) -> Tensor:
         return ratios.log_variance_ratio(ctx.logp.detach(), ctx.read("logp_old").detach()).exp()

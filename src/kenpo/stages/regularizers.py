@@ -30,6 +30,10 @@ class KLToReference(Regularizer):
         self.refuse(self.beta >= 0, f"beta must not be negative, got {self.beta}")
         self.refuse(self.estimator != "k1", "k1 as a loss has an expected gradient of 0; use k2 or k3")
 
+    @property
+    def off(self) -> str | None:
+        return "beta is 0" if self.beta == 0 else None
+
     def __call__(self, ctx: Context) -> Tensor:
         d = -ratios.log_ratio(ctx.logp, ctx.read("logp_ref"), ctx.mask)
         return self.beta * (divergences.k3(d) if self.estimator == "k3" else divergences.k2(d))
@@ -42,6 +46,10 @@ class EntropyBonus(Regularizer):
     coef: float = 0.01
 
     _needs = frozenset({"entropy"})
+
+    @property
+    def off(self) -> str | None:
+        return "coef is 0" if self.coef == 0 else None
 
     def __call__(self, ctx: Context) -> Tensor:
         return -self.coef * ctx.read("entropy")

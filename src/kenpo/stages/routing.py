@@ -57,5 +57,9 @@ class RouterStability(Weight):
 
     _needs = frozenset({"logp"})
 
+    @property
+    def distance(self) -> tuple[str, str]:
+        return "policy", "old"
+
     def __call__(self, ctx: Context) -> Tensor:
         return self.shift.log_factor(ctx).exp()

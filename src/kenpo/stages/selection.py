@@ -10,8 +10,23 @@ from torch import Tensor
 
 from kenpo.errors import MissingFieldError, unknown_name
 from kenpo.ops import groups
-from kenpo.stages.base import Selection
+from kenpo.stages.base import Scope, Selection
 from kenpo.stages.context import Context
+
+
+@dataclass(frozen=True)
+class DropTruncated(Selection):
+    """Keep only responses that ended before the length limit: a truncated one enters no statistic and no count.
+
+    So its reward moves neither the group's mean nor its spread; `Untruncated`, a weight, leaves it in both. A group of
+    which one response is left teaches nothing. Source: ours; the papers that filter overlong responses mask the loss.
+    """
+
+    _needs = frozenset({"truncated"})
+    _scope = Scope.SEQUENCE
+
+    def __call__(self, ctx: Context) -> Tensor:
+        return ~ctx.read("truncated") & ctx.selected
 
 
 @dataclass(frozen=True)

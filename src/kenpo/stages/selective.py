@@ -30,6 +30,10 @@ class SelectiveRatio(Ratio):
     _needs = frozenset({"logp", "logp_old", "tokens", "topk_ids", "topk_logp_old", "topk_logp"})
     _scope = Scope.SEQUENCE
 
+    @property
+    def distance(self) -> tuple[str, str]:
+        return "policy", "old"
+
     def __call__(self, ctx: Context) -> Tensor:
         own = ratios.through_own_token(torch.ones_like(ctx.logp), ctx.log_ratio("old"))
         return torch.where(self.accepted(ctx), own, self.base(ctx))

@@ -29,6 +29,10 @@ class SoftOverlong(Shaping):
             f"buffer {self.buffer} exceeds limit {self.limit}, so every response would be penalised; lower the buffer",
         )
 
+    @property
+    def off(self) -> str | None:
+        return "limit is not set" if self.limit is None else None
+
     def __call__(self, rewards: Tensor, ctx: Context) -> Tensor:
         if self.limit is None:
             return rewards

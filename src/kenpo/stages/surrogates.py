@@ -45,6 +45,8 @@ class Clip(Surrogate):
 class Linear(Surrogate):
     """``r·A``: no bound of its own. What bounds the step is in the ratio or the weights."""
 
+    bounds = False
+
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         return given(ratio) * ctx.advantages
 
@@ -54,6 +56,7 @@ class ScoreFunction(Surrogate):
     """``A·log π``: the policy gradient itself, without a ratio. Source: REINFORCE; RLOO, arXiv:2402.14740."""
 
     takes_ratio = False
+    bounds = False
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
         return ctx.advantages * ctx.logp

@@ -23,7 +23,8 @@ _LONG = 4096
 class Untruncated(Weight):
     """0 on every token of a response that hit the length limit ("overlong filtering"), 1 elsewhere.
 
-    Set the aggregate's ``over="kept"`` as well, so that the dropped tokens also leave the denominator.
+    Set the aggregate's ``over="kept"`` as well, so that the dropped tokens also leave the denominator. The reward of a
+    truncated response still enters its group's mean and spread; `DropTruncated` takes it out of them.
     Source: DAPO, arXiv:2503.14476, section 3.4.
     """
 
@@ -108,6 +109,10 @@ class SequenceKLMask(Weight):
     def anchor(self) -> str | None:
         """The policy that is compared with, where log-ratios are."""
         return "sampler" if self.estimator == "sampled" else None
+
+    @property
+    def distance(self) -> tuple[str, str]:
+        return "policy", "sampler"
 
     @property
     def needs(self) -> frozenset[str]:
