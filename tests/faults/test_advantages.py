@@ -243,7 +243,7 @@ def test_large_rewards_do_not_lose_their_advantage(stage, size):
 
 @pytest.mark.parametrize("stage", [s for s in SPREADS if not isinstance(s, S.GlobalWhiten)], ids=repr)
 def test_rewards_that_overflow_are_named(stage):
-    with pytest.raises(errors.NonFiniteError, match="its reward is .*scale the rewards down"):
+    with pytest.raises(errors.NonFiniteError, match=r"its reward is .*scale the rewards down"):
         kenpo.prepare(plain(advantage=stage), _two_groups(3e38, torch.float32))
 
 
