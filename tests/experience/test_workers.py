@@ -203,8 +203,8 @@ def test_columns_unicode_and_large_samples_arrive_as_they_are(spec):
         ("x = 1\nimport no_such_module_anywhere", ["no_such_module_anywhere", "line 2"]),
         ("def other(completion, answer): pass", ["no function 'reward'", "other"]),
         ("reward = 3", ["int, not a function"]),
-        ("def reward(completion): pass", ["(completion, answer)"]),
-        ("async def reward(completion, answer): pass", ["async"]),
+        ("def reward(answer): pass", ["takes no completion"]),
+        ("class reward:\n  def __init__(self, completion, answer): pass", ["is a class"]),
         ("import sys\nsys.exit(4)", ["SystemExit", "line 2"]),
         ("import os\nos._exit(4)", ["status 4"]),
         ("import os\nos.kill(os.getpid(), 9)", ["signal 9"]),
@@ -227,7 +227,7 @@ def test_what_a_worker_said_outlives_its_end(tmp_path, monkeypatch):
     def then_wait(self, answers):
         exchange(self, answers)
         if self._failure:
-            assert [w.process.wait(timeout=20) for w in self._workers] == [0]
+            assert [w.supervisor.wait(timeout=20) for w in self._workers] == [0]
 
     monkeypatch.setattr(Pool, "_exchange", then_wait)
     path = tmp_path / "r.py"

@@ -13,11 +13,11 @@ from kenpo.trainer.config import (
     differences,
     from_dict,
     load,
-    parse_settings,
     resolve,
     resolve_settings,
     to_dict,
 )  # fmt: skip
+from kenpo.trainer.specs import parse_settings
 
 
 def test_recipe_holds_for_the_bundled_model_on_its_task_only():

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from kenpo.commands.arguments import merge_repeats, parse, take
 from kenpo.errors import InputError, KenpoError
+from kenpo.trainer.specs import VerifierSpec
 
-_LISTS = ("--set", "--with", "--stop", "--loggers", "--k", "--lora-targets")
+_LISTS = ("--set", "--with", "--stop", "--loggers", "--k", "--lora-targets", "--verifier")
 
 _TRAIN = """Train a model with any algorithm on any task, and write everything about it into one folder.
 
@@ -121,9 +122,16 @@ class EvalOptions:
     answer_column: str = "answer"
     eval_file: str | None = None
     system: str | None = None
-    verifier: str | None = None
-    """Default: the task's own."""
+    verifier: VerifierSpec = None
+    """Default: the task's own. Several, with weights (a.py:f=1 b.py:g=0.2), are parts of one reward."""
     time_limit: float = 10.0
+    """Seconds that a verifier may take for one call."""
+    verifier_workers: int = 2
+    """Processes that judge with own functions, math_verify or reasoning_gym."""
+    verifier_memory: int = 8 << 30
+    """Bytes of address space of each of them; 0: no limit."""
+    sandbox: bool = False
+    """Run them under bubblewrap: no network, no writing outside a /tmp of their own."""
     correct_at: float = 1.0
     """A sample is correct when its reward is at least this."""
     problems: int = 500
@@ -160,7 +168,7 @@ def evaluate(argv: list[str]) -> int:
         print(json.dumps(result))
         return 0
     print(
-        f"{name} on {options.task}: {result['problems']} held-out problems, "
+        f"{name} on {options.task}: {result['problems']} held-out problems judged by {result['verifier']}, "
         f"{result['no_verdict']} samples without verdict"
     )
     print(f"greedy accuracy {result['accuracy']:.4f}   reward {result['reward']:.4f}   length {result['length']:.1f}")
@@ -181,6 +189,7 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
     from kenpo.experience.verifiers import load_verifier
     from kenpo.models.loading import check_system, load_model
     from kenpo.ranks import Ranks
+    from kenpo.trainer.loop import to_stderr
 
     o = options
     if o.threads:
@@ -190,7 +199,10 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
         o.task, prompt_column=o.prompt_column, answer_column=o.answer_column, heldout=o.problems, eval_file=o.eval_file,
         system=o.system,
     )  # fmt: skip
-    with load_verifier(o.verifier or task.verifier, task=task, time_limit=o.time_limit) as verifier:
+    with load_verifier(
+        o.verifier or task.verifier, task=task, time_limit=o.time_limit, workers=o.verifier_workers,
+        memory=o.verifier_memory, sandbox=o.sandbox, show=to_stderr, answer_column=o.answer_column,
+    ) as verifier:  # fmt: skip
         problems = task.heldout(o.problems)
         model, tokenizer = load_model(name, dtype=o.dtype, device=o.device, trainable=False)
         check_system(tokenizer, o.system)
@@ -209,7 +221,8 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
         outcome, _ = evaluator.run()
         total = outcome.judged + outcome.no_verdict
         result: dict[str, Any] = {
-            "model": name, "task": o.task, "problems": outcome.problems, "accuracy": outcome.accuracy,
+            "model": name, "task": o.task, "verifier": verifier.name,
+            "problems": outcome.problems, "accuracy": outcome.accuracy,
             "reward": outcome.reward / outcome.judged, "length": outcome.tokens / total,
             "truncated": outcome.truncated / total,
             "correct": outcome.correct, "judged": outcome.judged, "no_verdict": outcome.no_verdict, "pass_at": {},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ class HFEngine:
     The model is put in eval mode. ``version`` counts its weights and is stamped on every completion.
     """
 
+    streams = True  # `generate` takes `done`
+
     def __init__(self, model: Any, tokenizer: Any, batch_tokens: int = 65536) -> None:
         if batch_tokens < 1:
             raise InputError(f"batch_tokens: {batch_tokens} is not 1 or more")
@@ -44,9 +46,12 @@ class HFEngine:
         options: SamplingOptions,
         *,
         greedy: bool = False,
+        done: Callable[[int, list[Completion]], None] | None = None,
     ) -> list[list[Completion]]:
         """For each prompt one completion per seed, in order. With ``greedy`` the likeliest token is taken at each step
         and the seeds only count the samples; top-k and top-p then have no effect and ``support`` is None.
+
+        ``done(p, completions)`` is called as soon as prompt p has all of its own; what it raises ends the sampling.
 
         Every end-of-sequence id of the model and tokenizer ends a response, and so does a stop string. A response ends
         at ``max_tokens`` or at the model's context, ``truncated``, with the last token as sampled. Raises `InputError`
@@ -62,6 +67,9 @@ class HFEngine:
             assert kind is not None
             for (p, s), completion in zip(chunk, self._run(kind, prompts, seeds, chunk, options, greedy), strict=True):
                 found[p][s] = completion
+            for p in dict.fromkeys(p for p, _ in chunk):
+                if done is not None and None not in found[p]:
+                    done(p, [c for c in found[p] if c is not None])
         return [[c for c in row if c is not None] for row in found]
 
     def _check(self, prompts: Sequence[list[int]], options: SamplingOptions) -> None:

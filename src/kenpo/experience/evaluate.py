@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kenpo.engines.base import Engine, SamplingOptions
+from kenpo.engines.base import Completion, Engine, SamplingOptions
 from kenpo.errors import InputError, VerifierError
-from kenpo.experience.judge import describe, judge
+from kenpo.experience.judge import Judge, all_stop, describe
 from kenpo.experience.problem import Problem
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.verdict import Verifier
@@ -80,15 +80,21 @@ class Evaluator:
         records: list[dict[str, Any]] = []
         mine = self.ranks.share(len(self.problems))
         options = self.options if not greedy else replace(self.options, temperature=1.0, top_p=1.0, top_k=0)
-        for start in range(mine.start, mine.stop, self.batch):
-            rows = range(start, min(start + self.batch, mine.stop))
-            problems = [self.problems[i] for i in rows]
-            seeds = [[stable_seed(seed, i, j) for j in range(samples)] for i in rows]
-            prompts = [self.prompts.encode(p) for p in problems]
-            completions = self.engine.generate(prompts, seeds, options, greedy=greedy)
-            verdicts = judge(self.verifier, problems, completions)
-            for i, p, cs, vs in zip(rows, problems, completions, verdicts, strict=True):
-                records += [{"index": i, **describe(p, j, c, v)} for j, (c, v) in enumerate(zip(cs, vs, strict=True))]
+        with all_stop(self.ranks), Judge(self.verifier) as judge:  # judges a batch while the next one is sampled
+            sampled: dict[int, list[Completion]] = {}
+            for start in range(mine.start, mine.stop, self.batch):
+                rows = range(start, min(start + self.batch, mine.stop))
+                problems = [self.problems[i] for i in rows]
+                seeds = [[stable_seed(seed, i, j) for j in range(samples)] for i in rows]
+                prompts = [self.prompts.encode(p) for p in problems]
+                for i, completions in zip(
+                    rows, self.engine.generate(prompts, seeds, options, greedy=greedy), strict=True
+                ):
+                    sampled[i] = completions
+                    judge.put(i, self.problems[i], completions)
+            for i, verdicts in sorted(judge.verdicts().items()):
+                judged = enumerate(zip(sampled[i], verdicts, strict=True))
+                records += [{"index": i, **describe(self.problems[i], j, c, v)} for j, (c, v) in judged]
         records = self.ranks.gather_list(records)
         outcome = self._outcome(records)
         if records and not outcome.judged:

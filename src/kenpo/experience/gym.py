@@ -9,7 +9,7 @@ from typing import Any
 
 from kenpo.errors import InputError, RunError, unknown_name
 from kenpo.experience.files import EVAL_ID_OFFSET, prompt_key
-from kenpo.experience.pool import Pool
+from kenpo.experience.pool import Pool, Workers
 from kenpo.experience.problem import Problem
 from kenpo.experience.rows import MISSING_PACKAGE
 
@@ -76,7 +76,7 @@ class GymTask:
 def _maker() -> Pool:
     """One worker for all tasks. With its fixed hash seed a generator that iterates over sets makes the same problems
     in every run, and one that hangs can be ended."""
-    return Pool({"kind": "reasoning_gym"}, workers=1, time_limit=_MAKE_LIMIT)
+    return Pool({"kind": "reasoning_gym"}, Workers(count=1, time_limit=_MAKE_LIMIT))
 
 
 def _ask(name: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,32 +1,26 @@
-"""A pool of worker processes that can be killed: one sample at a time each, a time limit for each sample.
+"""A pool of worker processes that can be killed: one call at a time each, a time limit for each call.
 
 No signals, pickles or event loops in the parent, so any thread may use it. Worker start-up has a limit of its own and
-does not count against a sample.
+does not count against a call. A pool whose first calls all fail in one way gives up within seconds.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 import selectors
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kenpo.experience.process import Process
 
 MEMORY_BYTES = 8 << 30  # address space of one worker
 START_LIMIT = 120.0  # seconds until a worker has imported what it needs
-_ANSWER_BYTES = 16 << 20  # a longer answer is a broken worker
-_LOG_BYTES = 1 << 20  # what a worker has printed is emptied beyond this
+SLOW_FAILURES, QUICK_FAILURES, QUICK = 4, 8, 5.0  # give up after so many of one kind: the first number beyond QUICK s
 _TICK = 0.25  # seconds between looks at the clock and at dead workers
 
 
@@ -34,158 +28,140 @@ class WorkerStartError(RuntimeError):
     """The worker could not load what it was asked to run; the text is one line."""
 
 
-class _Worker:
-    """One child process with its pipes. `task` is the index of the sample it works on, `since` when it got it."""
+@dataclass(frozen=True)
+class Workers:
+    """How many processes judge, and what each may take.
 
-    def __init__(self, setup: Mapping[str, Any]) -> None:
-        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed by discard
-        descriptor = self.log.fileno()  # appending, so that emptying the log also moves the worker's next write
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
-        # one hash seed for all: some reasoning_gym generators iterate over sets, and a resumed run must make the same
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-            env=environment, start_new_session=True, bufsize=0,
-        )  # fmt: skip
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.stdin, self.stdout = self.process.stdin, self.process.stdout
-        os.set_blocking(self.stdin.fileno(), False)
-        os.set_blocking(self.stdout.fileno(), False)
-        self.ready = False
-        self.task: int | None = None
-        self.since = time.monotonic()
-        self.outgoing = memoryview(json.dumps(dict(setup)).encode() + b"\n")
-        self.incoming = bytearray()
-        self.broken = False
+    `time_limit`: seconds for one call. `memory`: bytes of address space of a process; 0: no limit. `sandbox`: under
+    bubblewrap. `show` is handed the first lines that a function prints; None: they are only counted.
+    """
 
-    def give(self, task: int, line: bytes) -> None:
-        self.task, self.since, self.outgoing = task, time.monotonic(), memoryview(line)
-        if os.fstat(self.log.fileno()).st_size > _LOG_BYTES:
-            os.ftruncate(self.log.fileno(), 0)
-
-    def pump(self, *, readable: bool, writable: bool) -> list[dict[str, Any]]:
-        """Move bytes both ways without waiting; the messages that arrived whole."""
-        try:
-            if writable and self.outgoing:
-                self.outgoing = self.outgoing[os.write(self.stdin.fileno(), self.outgoing) :]
-            if readable:
-                chunk = os.read(self.stdout.fileno(), 1 << 16)
-                self.broken |= not chunk or len(self.incoming) > _ANSWER_BYTES
-                self.incoming += chunk
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.broken = True
-        messages = []
-        while (end := self.incoming.find(b"\n")) >= 0:
-            line = bytes(self.incoming[:end])
-            del self.incoming[: end + 1]
-            try:
-                message = json.loads(line)
-                messages.append(message if isinstance(message, dict) else {})
-            except ValueError:
-                self.broken = True
-        return messages
-
-    def last_words(self) -> str:
-        """The exit status, or signal, and the last line it printed."""
-        status = self.process.poll()
-        how = f"killed by signal {-status}" if status is not None and status < 0 else f"exited with status {status}"
-        size = os.fstat(self.log.fileno()).st_size
-        printed = os.pread(self.log.fileno(), 500, max(0, size - 500)).decode("utf-8", "replace").strip().splitlines()
-        return f"the worker {how}" + (f", its last line was: {printed[-1][:200]}" if printed else "")
-
-    def kill(self) -> None:
-        """End the process and everything in its group. The leader is reaped last, so the group id is still its own."""
-        with contextlib.suppress(OSError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=5)
-        for stream in (self.stdin, self.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()
-
-    def discard(self) -> None:
-        self.kill()
-        self.log.close()
+    count: int = 2
+    time_limit: float = 10.0
+    memory: int = MEMORY_BYTES
+    sandbox: bool = False
+    show: Callable[[str], None] | None = None
 
 
-def _end_all(workers: list[_Worker]) -> None:
+@dataclass(frozen=True)
+class Hopeless:
+    """Why a pool gave up: how often the first calls failed, and how the first of them did."""
+
+    calls: int
+    status: str
+    detail: str
+
+
+def _end_all(workers: list[Process]) -> None:
     for worker in workers:
-        worker.discard()
+        worker.release()
+    for worker in workers:
+        worker.kill()
     workers.clear()
 
 
-class Pool:
-    """`workers` processes running the verifier described by `setup`, started when first needed."""
+def failed_in(answer: Mapping[str, Any]) -> str | None:
+    """The kind of failure of an answer all of whose verdicts are failures of one kind, else None."""
+    results = answer.get("results") or [answer]
+    kinds = {str(r.get("kind") or r.get("status")) for r in results if isinstance(r, Mapping)}
+    failures = all(isinstance(r, Mapping) and r.get("status") in ("error", "timeout") for r in results)
+    return kinds.pop() if failures and len(kinds) == 1 else None
 
-    def __init__(self, setup: Mapping[str, Any], *, workers: int, time_limit: float) -> None:
-        self.setup = {"memory_bytes": MEMORY_BYTES, **setup}
-        self.size = workers
-        self.time_limit = time_limit
-        self._lock = threading.Lock()
-        self._workers: list[_Worker] = []
+
+class Pool:
+    """Processes running the verifier described by `setup`, started when first needed."""
+
+    def __init__(self, setup: Mapping[str, Any], how: Workers, *, grace: float = 0.0) -> None:
+        self.setup = {"memory_bytes": how.memory or None, **setup}
+        self.how, self.grace = how, grace
+        self.hopeless: Hopeless | None = None
+        self.proven = False  # some call did not fail
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._workers: list[Process] = []
         self._failure: str | None = None
+        self._printed = Printed(how.show)
         self._end = weakref.finalize(self, _end_all, self._workers)
 
+    @property
+    def printed(self) -> int:
+        """Lines that the workers have printed so far."""
+        return self._printed.lines
+
     def processes(self) -> list[int]:
-        """Process ids of the workers that are alive."""
-        return [worker.process.pid for worker in self._workers if worker.process.poll() is None]
+        """Ids of the live processes that run the verifier's code."""
+        return [worker.pid or worker.supervisor.pid for worker in self._workers if worker.alive()]
 
     def close(self) -> None:
-        """End all workers; the next `run` starts new ones."""
+        """End all workers, also under a `run` of another thread; the next `run` starts new ones."""
+        self._stop.set()
         with self._lock:
+            self._stop.clear()
+            for worker in self._workers:
+                self._hear(worker)
             _end_all(self._workers)
+            self._printed.finish()
 
-    def check(self) -> None:
-        """Start one worker and wait until it has loaded; WorkerStartError says why it has not."""
+    def check(self) -> dict[str, Any]:
+        """Start one worker and wait until it has loaded: what it says of itself. WorkerStartError if it can't."""
         with self._lock:
             self._fill(1)
             self._loop(deque(), {}, until_ready=True)
             if self._failure:
                 raise WorkerStartError(self._failure)
+            return dict(self._workers[0].facts)
 
-    def run(self, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """One answer for each sample, in order; a failure is an answer with status "error" or "timeout"."""
+    def run(self, calls: Sequence[Mapping[str, Any]], *, patient: bool = True) -> list[dict[str, Any]]:
+        """One answer for each call, in order; a failure is an answer with status "error" or "timeout".
+
+        Unless `patient`, a pool none of whose calls ever succeeded stops at the first few that fail in the same way:
+        `hopeless` says how, and the calls that are left get an error.
+        """
         answers: dict[int, dict[str, Any]] = {}
         waiting: deque[tuple[int, bytes]] = deque()
-        for i, sample in enumerate(samples):
+        for i, call in enumerate(calls):
             try:
-                line = json.dumps({"id": i, "limit": self.time_limit, **sample}).encode() + b"\n"
+                line = json.dumps({"id": i, "limit": self.how.time_limit, **call}).encode() + b"\n"
                 waiting.append((i, line))
             except (TypeError, ValueError, RecursionError) as error:
                 answers[i] = {"status": "error", "detail": f"the sample can't be written as JSON ({error})"}
         with self._lock:
-            self._fill(min(self.size, len(waiting)))
-            self._loop(waiting, answers)
-            for i, _ in waiting:  # no worker could be started
-                answers[i] = {"status": "error", "detail": f"the verifier could not be started: {self._failure}"}
-        return [answers[i] for i in range(len(samples))]
+            self.hopeless = None
+            self._fill(min(self.how.count, len(waiting)))
+            self._loop(waiting, answers, watch=not patient)
+            why = f"the verifier could not be started: {self._failure}" if self._failure else "not tried"
+            for i in range(len(calls)):
+                answers.setdefault(i, {"status": "error", "detail": why})
+        return [answers[i] for i in range(len(calls))]
 
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _fill(self, count: int) -> None:
         self._failure = None
-        for worker in [w for w in self._workers if w.broken or w.process.poll() is not None]:
+        for worker in [w for w in self._workers if w.broken or not w.alive()]:
             self._replace(worker, start=False)
         while len(self._workers) < count:
-            self._workers.append(_Worker(self.setup))
+            self._workers.append(self._start())
 
-    def _replace(self, worker: _Worker, *, start: bool) -> None:
+    def _start(self) -> Process:
+        return Process(self.setup, sandbox=self.how.sandbox)
+
+    def _replace(self, worker: Process, *, start: bool) -> None:
         self._workers.remove(worker)
-        worker.discard()
+        worker.kill()
         if start:
-            self._workers.append(_Worker(self.setup))
+            self._workers.append(self._start())
 
     def _loop(
-        self, waiting: deque[tuple[int, bytes]], answers: dict[int, dict[str, Any]], *, until_ready: bool = False
+        self,
+        waiting: deque[tuple[int, bytes]],
+        answers: dict[int, dict[str, Any]],
+        *,
+        until_ready: bool = False,
+        watch: bool = False,
     ) -> None:
         """Serve until nothing waits and no worker works (or, with `until_ready`, until one has loaded)."""
-        while self._workers and self._failure is None:
+        began = time.monotonic()
+        while self._workers and self._failure is None and not self._stop.is_set():
             for worker in self._workers:
                 if waiting and worker.ready and worker.task is None and not worker.broken:
                     worker.give(*waiting.popleft())
@@ -196,72 +172,133 @@ class Pool:
                 return
             self._exchange(answers)
             self._bury(answers)
+            if watch and self._give_up(answers, time.monotonic() - began):
+                _end_all(self._workers)
         if self._failure is not None:  # those already at work are lost with the pool
             for worker in self._workers:
                 if worker.task is not None:
                     answers[worker.task] = {"status": "error", "detail": self._failure}
             _end_all(self._workers)
 
+    def _give_up(self, answers: Mapping[int, Mapping[str, Any]], seconds: float) -> bool:
+        if self.proven or not answers:
+            return False
+        kinds = Counter(failed_in(answer) for answer in answers.values())
+        if None in kinds:
+            self.proven = True
+            return False
+        kind, count = kinds.most_common(1)[0]
+        if count < (SLOW_FAILURES if seconds > QUICK else QUICK_FAILURES):
+            return False
+        first = next(answers[i] for i in sorted(answers) if failed_in(answers[i]) == kind)
+        first = (first.get("results") or [first])[0]
+        self.hopeless = Hopeless(count, str(first.get("status")), str(first.get("detail", "")))
+        return True
+
     def _exchange(self, answers: dict[int, dict[str, Any]]) -> None:
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
-                selector.register(worker.stdout, selectors.EVENT_READ, worker)
-                if worker.outgoing:
-                    selector.register(worker.stdin, selectors.EVENT_WRITE, worker)
+                for descriptor, events in worker.descriptors():
+                    selector.register(descriptor, events, worker)
             wait = min([_TICK, *(max(0.0, self._deadline(w) - time.monotonic()) for w in self._workers)])
-            for key, events in selector.select(wait):
-                worker = key.data
-                messages = worker.pump(
-                    readable=bool(events & selectors.EVENT_READ), writable=bool(events & selectors.EVENT_WRITE)
-                )
-                for message in messages:
-                    self._receive(worker, message, answers)
+            for worker in {key.data for key, _ in selector.select(wait)}:
+                self._hear(worker, answers)
 
-    def _receive(self, worker: _Worker, message: dict[str, Any], answers: dict[int, dict[str, Any]]) -> None:
+    def _hear(self, worker: Process, answers: dict[int, dict[str, Any]] | None = None) -> bool:
+        """Move bytes both ways and take in what came; whether anything did."""
+        messages, reports = worker.pump()
+        for report in reports:
+            self._printed.take(worker, report)
+        for message in messages:
+            self._receive(worker, message, {} if answers is None else answers)
+        return bool(messages or reports)
+
+    def _receive(self, worker: Process, message: dict[str, Any], answers: dict[int, dict[str, Any]]) -> None:
         if "failed" in message:
             self._failure = str(message["failed"])
         elif message.get("ready") and not worker.ready:
-            worker.ready = True
+            worker.ready, worker.facts = True, message
         elif worker.task is not None and message.get("id") == worker.task:
             answers[worker.task] = message
             worker.task = None
         else:
-            worker.broken = True
+            worker.give_up("it sent an answer that nobody asked for")
 
-    def _deadline(self, worker: _Worker) -> float:
+    def _deadline(self, worker: Process) -> float:
         if worker.task is not None:
-            return worker.since + self.time_limit
+            return worker.since + self.how.time_limit + self.grace
         return float("inf") if worker.ready else worker.since + START_LIMIT
 
-    def _drain(self, worker: _Worker, answers: dict[int, dict[str, Any]]) -> None:
-        """Read what a dead worker said before it died, and mark it broken."""
-        while not worker.broken:
-            before = len(worker.incoming)
-            messages = worker.pump(readable=True, writable=False)
-            for message in messages:
-                self._receive(worker, message, answers)
-            if not messages and len(worker.incoming) == before:  # a descendant still holds the pipe open
-                worker.broken = True
-
     def _bury(self, answers: dict[int, dict[str, Any]]) -> None:
-        """Replace the workers that died or took too long, with a verdict for the sample each had."""
+        """Replace the workers that died or took too long, with a verdict for the call each had."""
         for worker in list(self._workers):
-            if not worker.broken and worker.process.poll() is not None:
-                self._drain(worker, answers)
+            if not worker.broken and not worker.alive():
+                while self._hear(worker, answers):  # what it said before it died
+                    pass
+                worker.broken = True
             late = time.monotonic() > self._deadline(worker)
             if not late and not worker.broken:
                 continue
-            dead = worker.broken
-            if dead:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    worker.process.wait(timeout=0.2)  # let a dying process say how it died
-                worker.kill()
-            started, task = worker.ready, worker.task
-            if not started:
-                self._failure = self._failure or (f"not ready after {START_LIMIT:g} s" if late else worker.last_words())
+            if worker.broken:
+                self._await_end(worker)
+            task, limit = worker.task, self.how.time_limit
+            if not worker.ready:
+                self._failure = self._failure or (worker.last_words() if worker.broken else _not_ready())
                 return
-            if task is not None and late and not dead:
-                answers[task] = {"status": "timeout", "detail": f"no verdict within {self.time_limit:g} s"}
+            if task is not None and late and not worker.broken:
+                answers[task] = {"status": "timeout", "detail": f"no verdict within {limit:g} s", "kind": "timeout"}
             elif task is not None:
-                answers[task] = {"status": "error", "detail": worker.last_words()}
+                how = worker.last_words()
+                answers[task] = {"status": "error", "detail": how, "kind": how.partition(", its last line")[0]}
             self._replace(worker, start=True)
+
+    def _await_end(self, worker: Process) -> None:
+        """Let a dying worker's supervisor say how it died."""
+        end = time.monotonic() + 0.3
+        while worker.ended is None and worker.reason is None and time.monotonic() < end:
+            if not self._hear(worker):
+                time.sleep(0.005)
+
+
+def _not_ready() -> str:
+    return f"not ready after {START_LIMIT:g} s"
+
+
+class Printed:
+    """What the workers printed: the first lines are shown, all are counted."""
+
+    def __init__(self, show: Callable[[str], None] | None, lines: int = 10) -> None:
+        self.show, self.left, self.told = show, lines, 0
+        self._passed: Counter[int] = Counter()  # lines by worker, as they came
+        self._counted: dict[int, int] = {}  # lines by worker, as its supervisor counted them
+
+    @property
+    def lines(self) -> int:
+        """All lines of all workers."""
+        return sum(max(n, self._counted.get(w, 0)) for w, n in self._passed.items())
+
+    def take(self, worker: Process, report: Mapping[str, Any]) -> None:
+        """One report of a worker's supervisor."""
+        if isinstance(report.get("printed"), str):
+            self._passed[worker.number] += 1
+            if self.show and self.left > 0:
+                self.left -= 1
+                self.show(visible(report["printed"]))
+                self.told += 1
+        elif isinstance(report.get("lines"), int):
+            self._counted[worker.number] = report["lines"]
+
+    def finish(self) -> None:
+        """Say how many lines there were, where not all were shown."""
+        if self.show and self.lines > self.told:
+            self.show(f"({self.lines:,} lines in all; the first {self.told} are shown)")
+            self.told = self.lines
+
+
+def visible(text: str) -> str:
+    r"""Text of unknown origin made fit for a terminal: control characters become escapes.
+
+    >>> visible("a\x1b[2J\tb")
+    'a\\x1b[2J\tb'
+    """
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)

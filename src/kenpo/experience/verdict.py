@@ -15,13 +15,17 @@ NO_ANSWER, TRUNCATED = "no answer found", "truncated"
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a verifier is handed; keyword-only, so that completion and answer can't be swapped."""
+    """What a verifier is handed; keyword-only, so that completion and answer can't be swapped.
+
+    Samples of one `score` call with the same `group` answer one problem; None: a group of its own.
+    """
 
     completion: str
     answer: Any
     prompt: Prompt = ""
     truncated: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Verifier(Protocol):
     name: str
 
     def score(self, samples: Sequence[Sample]) -> list[Verdict]:
-        """One verdict per sample, in the order given; never raises for what a sample holds."""
+        """One verdict per sample, in the order given; never raises for what one sample holds."""
         ...
 
     def close(self) -> None:

@@ -9,23 +9,28 @@ is also 0, with `answer` None and the detail "no answer found", so that it is co
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 from kenpo.errors import InputError, unknown_name
 from kenpo.experience.answers import explicit_answer
 from kenpo.experience.exact import Exact, Gsm8k, Numeric
+from kenpo.experience.functions import UserFunction
 from kenpo.experience.math_verifier import MathVerify
-from kenpo.experience.pool import WorkerStartError
+from kenpo.experience.pool import MEMORY_BYTES, Workers
 from kenpo.experience.remote import Remote
 from kenpo.experience.rows import MISSING_PACKAGE
+from kenpo.experience.sandbox import check as check_sandbox
 from kenpo.experience.tasks import Task
 from kenpo.experience.verdict import NO_ANSWER, InProcess, Sample, Verdict, Verifier
+from kenpo.experience.weighted import Weighted, part_names, read_weight
 
 NAMES = ("exact", "numeric", "gsm8k", "math_verify", "reasoning_gym")
+_ROWS_LOOKED_AT = 1000
 
 
 class ReasoningGym(Remote):
@@ -49,57 +54,59 @@ class ReasoningGym(Remote):
         return {**source, "question": question, "found": found}
 
 
-class UserFunction(Remote):
-    """`file.py:fn`: called as fn(completion, answer), with `prompt`, `truncated` and other columns if it takes them.
-
-    It returns a number, None or NaN to abstain, or a dict with `reward` and named parts. Whatever it raises is a
-    verdict with status "error". Loaded at once in a worker; InputError if that fails.
-    """
-
-    keep_truncated = True
-
-    def __init__(self, spec: str, *, workers: int, time_limit: float) -> None:
-        file, _, function = spec.rpartition(":")
-        self.name = spec
-        setup = {"kind": "function", "path": str(Path(file).resolve()), "function": function}
-        super().__init__(setup, workers=workers, time_limit=time_limit)
-        try:
-            self.pool.check()
-        except WorkerStartError as error:
-            self.close()
-            raise InputError(f"verifier {spec}: can't be loaded: {error}") from error
-
-    def prepare(self, sample: Sample) -> Verdict | dict[str, Any]:
-        """The sample as it is."""
-        return {
-            "completion": sample.completion,
-            "answer": sample.answer,
-            "prompt": sample.prompt,
-            "truncated": sample.truncated,
-            "extra": dict(sample.extra),
-        }
-
-
 def load_verifier(
-    spec: str,
+    spec: str | Sequence[str],
     *,
     task: Task | None = None,
     time_limit: float = 10.0,
     workers: int = 2,
+    memory: int = MEMORY_BYTES,
+    sandbox: bool = False,
+    show: Callable[[str], None] | None = None,
+    answer_column: str | None = None,
     keep_truncated: bool = False,
 ) -> Verifier:
     """The verifier named `spec`: exact, numeric, gsm8k, math_verify, reasoning_gym, or the user's own `file.py:fn`.
 
-    `time_limit` is in seconds for one sample, `workers` counts processes; both speak of verifiers that run out of
-    process. Raises UnknownNameError for an unknown name and InputError for a missing package, a task that
-    does not go with the verifier, or a function that can't be loaded.
+    Several, each perhaps as `SPEC=WEIGHT` (1 without it), are named parts of one reward, their weighted sum: `Weighted`
+    has the rule for a part without verdict. `time_limit` is in seconds for one call, `workers` counts processes of each
+    verifier, `memory` bounds the address space of one in bytes (0: no bound), `sandbox` puts them under bubblewrap; all
+    speak of verifiers that run out of process. `show` is handed the first lines that a function prints. Raises
+    UnknownNameError for an unknown name and InputError for a missing package, a task that does not go with the
+    verifier, or a function that can't be loaded.
     """
+    items = [spec] if isinstance(spec, str) else list(spec)
+    listed = " ".join(items)
     if not time_limit > 0 or math.isinf(time_limit):
-        raise InputError(f"verifier {spec}: the time limit is {time_limit} s; it must be positive and finite")
+        raise InputError(f"verifier {listed}: the time limit is {time_limit} s; it must be positive and finite")
     if workers < 1:
-        raise InputError(f"verifier {spec}: {workers} workers; at least 1 is needed")
+        raise InputError(f"verifier {listed}: {workers} workers; at least 1 is needed")
+    if memory < 0:
+        raise InputError(f"verifier {listed}: a memory limit of {memory} bytes; give 0 for none")
+    if not items:
+        raise InputError("verifier: none is named")
+    if sandbox:
+        check_sandbox()
+    pairs = [read_weight(item) for item in items]
+    names = part_names([name for name, _ in pairs])
+    with contextlib.ExitStack() as loaded:
+        parts = []
+        for name, _ in pairs:
+            how = Workers(workers, time_limit, memory, sandbox, _labelled(show, name))
+            parts.append(loaded.enter_context(_load(name, task, how, answer_column, keep_truncated)))
+        loaded.pop_all()
+    if len(pairs) == 1 and pairs[0][1] is None:
+        return parts[0]
+    return Weighted(parts, names, [1.0 if w is None else w for _, w in pairs], listed)
+
+
+def _labelled(show: Callable[[str], None] | None, name: str) -> Callable[[str], None] | None:
+    return None if show is None else lambda line: show(f"[{name}] {line}")
+
+
+def _load(spec: str, task: Task | None, how: Workers, answer_column: str | None, keep_truncated: bool) -> Any:
     if spec in NAMES:
-        verifier = _named(spec, task, workers=workers, time_limit=time_limit)
+        verifier = _named(spec, task, how)
         verifier.keep_truncated = keep_truncated
         return verifier
     file, colon, function = spec.rpartition(":")
@@ -109,10 +116,20 @@ def load_verifier(
         raise unknown_name("verifier", spec, NAMES, "(or your own function as file.py:fn)")
     if not Path(file).is_file():
         raise InputError(f"verifier {spec}: no such file {file}")
-    return UserFunction(spec, workers=workers, time_limit=time_limit)
+    return UserFunction(
+        spec, how, columns=_columns(task), answer_column=answer_column, task=getattr(task, "name", "")
+    )  # fmt: skip
 
 
-def _named(spec: str, task: Task | None, *, workers: int, time_limit: float) -> Any:
+def _columns(task: Task | None) -> list[str] | None:
+    """The columns that rows of the data have, as far as the first rows tell; None without data."""
+    if task is None:
+        return None
+    rows = min(len(task), _ROWS_LOOKED_AT) if isinstance(task, Sized) else 1
+    return sorted({name for i in range(rows) for name in task.train(i).extra})
+
+
+def _named(spec: str, task: Task | None, how: Workers) -> Any:
     in_process: dict[str, type[InProcess]] = {"exact": Exact, "numeric": Numeric, "gsm8k": Gsm8k}
     if spec in in_process:
         return in_process[spec]()
@@ -124,4 +141,4 @@ def _named(spec: str, task: Task | None, *, workers: int, time_limit: float) -> 
         raise InputError(f"verifier {spec} needs the package {package}: {MISSING_PACKAGE}")
     setup = {"kind": "math" if spec == "math_verify" else "reasoning_gym"}
     remote = MathVerify if spec == "math_verify" else ReasoningGym
-    return remote(setup, workers=workers, time_limit=time_limit)
+    return remote(setup, how)

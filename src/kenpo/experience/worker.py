@@ -1,9 +1,10 @@
 """The child process that runs code which may raise, hang, print or exit: `python worker.py`, JSON lines on pipes.
 
-Standalone on purpose: it imports nothing of Kenpo (and so no torch), only the standard library and what the verifier
-needs. The first line it reads is the set-up, `{"kind": …, "memory_bytes": …, …}`; it answers `{"ready": true}` or
-`{"failed": "one line"}`. Then each line `{"id": k, "limit": seconds, …}` is answered by one line `{"id": k, …}`.
-It ends, with whatever it started, when its standard input closes.
+Standalone on purpose: it imports nothing of Kenpo (and so no torch), only the standard library, its neighbours by path
+and what the verifier needs. The first line it reads is the set-up, `{"kind": …, "token": …, "memory_bytes": …, …}`; it
+answers `{"ready": true}` or `{"failed": "one line"}`. Then each line `{"id": k, "limit": seconds, …}` is answered by
+one line `{"id": k, …}`. An answer begins with the token, so that nothing else that is written into the pipe is taken
+for one: other lines are passed over. It ends when its standard input closes, or with the process that started it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-import math
 import os
 import queue
 import random
@@ -19,9 +19,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+FILE_BYTES = 4 << 30  # the longest file that a worker may write
+OPEN_FILES = 1024
+FURTHER_PROCESSES = 512  # of this user, beyond those that run when the worker starts
+_CANNOT_ALLOCATE = 12  # errno ENOMEM
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -36,10 +41,15 @@ def _load_file(path: str, name: str) -> Any:
     return module
 
 
+def _neighbour(name: str) -> Any:
+    return _load_file(str(Path(__file__).with_name(f"{name}.py")), f"kenpo_{name}")
+
+
 # ------------------------------------------------------------------------------------------------ the user's function
 
 
-def _user_function(setup: dict[str, Any]) -> Handler:
+def _user_function(setup: dict[str, Any], failure: Failure) -> tuple[Handler, dict[str, Any]]:
+    signatures = _neighbour("signatures")
     path, name = setup["path"], setup["function"]
     sys.path.insert(0, str(Path(path).resolve().parent))  # the file may import its neighbours
     module = _load_file(path, f"kenpo_user_{Path(path).stem}")
@@ -49,83 +59,31 @@ def _user_function(setup: dict[str, Any]) -> Handler:
         raise LookupError(f"no function {name!r}; the functions are {', '.join(known) or 'none'}")
     if not callable(function):
         raise LookupError(f"{name!r} is a {type(function).__name__}, not a function")
-    if inspect.iscoroutinefunction(function):
-        raise LookupError(f"{name!r} is an async function; make it an ordinary one")
-    positional, accepted = _parameters(function, name)
+    columns = setup.get("columns")
+    data = signatures.Data(None if columns is None else frozenset(columns), setup.get("answer_column"), setup["task"])
+    call = signatures.Call(function, name, data)
 
-    def handle(sample: dict[str, Any]) -> dict[str, Any]:
-        offered = {**sample["extra"], "prompt": sample["prompt"], "truncated": sample["truncated"]}
-        named = {key: value for key, value in offered.items() if accepted is None or key in accepted}
-        arguments = (sample["completion"], sample["answer"])
-        if positional:
-            named = {key: value for key, value in named.items() if key not in ("completion", "answer")}
-            return _verdict(function(*arguments, **named))
-        return _verdict(function(**{**named, "completion": arguments[0], "answer": arguments[1]}))
+    def handle(message: dict[str, Any]) -> dict[str, Any]:
+        return {"results": call.results(message["samples"], message["limit"], failure)}
 
-    return handle
-
-
-def _parameters(function: Any, name: str) -> tuple[bool, set[str] | None]:
-    """Whether completion and answer are handed over by position, and the keywords accepted (None: any)."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a builtin without a signature
-        return True, set()
-    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    keywords = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    variable = {p.kind for p in parameters}
-    if {"completion", "answer"} <= keywords:  # by name, so that their order can't be mistaken
-        positional, taken = False, {"completion", "answer"}
-    elif len(by_position) >= 2 or inspect.Parameter.VAR_POSITIONAL in variable:
-        positional, taken = True, {p.name for p in by_position[:2]}
-    elif inspect.Parameter.VAR_KEYWORD in variable:
-        positional, taken = False, {"completion", "answer"}
-    else:
-        raise LookupError(f"{name!r} must take (completion, answer), by position or by name")
-    if inspect.Parameter.VAR_KEYWORD in variable:
-        return positional, None
-    return positional, keywords - taken
-
-
-def _verdict(value: Any) -> dict[str, Any]:
-    """A function's result as plain data: None and NaN abstain, a dict holds `reward` and named parts."""
-    if isinstance(value, dict):
-        if "reward" not in value:
-            raise TypeError(f"the returned dict has no 'reward' (keys: {', '.join(map(str, value)) or 'none'})")
-        parts = {str(key): _number(item, key) for key, item in value.items() if key != "reward"}
-        return {**_verdict(_number(value["reward"], "reward")), "parts": parts}
-    reward = _number(value, "the returned value")
-    if reward is None or math.isnan(reward):
-        shown = "None" if reward is None else "NaN"
-        return {"status": "abstain", "detail": f"the function returned {shown}"}
-    if math.isinf(reward):
-        raise ValueError(f"the function returned {reward}")
-    return {"status": "ok", "reward": reward}
-
-
-def _number(value: Any, what: Any) -> float | None:
-    if value is None:
-        return None
-    if type(value) not in (int, float, bool) and callable(getattr(value, "item", None)):
-        value = value.item()  # a NumPy or torch scalar
-    if type(value) not in (int, float, bool):  # the exact type: a class of the user's could claim to equal anything
-        raise TypeError(f"{what} is a {type(value).__name__}, not a number")
-    return float(value)
+    return handle, {"whole": call.whole, "asynchronous": call.asynchronous, "form": call.form.name}
 
 
 # --------------------------------------------------------------------------------------- mathematics and reasoning_gym
 
 
-def _mathematics(setup: dict[str, Any]) -> Handler:
-    module = _load_file(str(Path(__file__).with_name("mathematics.py")), "kenpo_mathematics")
+def _mathematics(setup: dict[str, Any], failure: Failure) -> tuple[Handler, dict[str, Any]]:
+    module = _neighbour("mathematics")
     module.warm_up()
-    return lambda sample: module.compare(gold=sample["gold"], answer=sample["found"])
+    return lambda sample: module.compare(gold=sample["gold"], answer=sample["found"]), {}
 
 
-def _reasoning_gym(setup: dict[str, Any]) -> Handler:
+def _reasoning_gym(setup: dict[str, Any], failure: Failure) -> tuple[Handler, dict[str, Any]]:
     import functools
 
     import reasoning_gym
+
+    signatures = _neighbour("signatures")
 
     @functools.lru_cache(maxsize=64)
     def entry(name: str, seed: int) -> tuple[Any, Any]:
@@ -147,41 +105,88 @@ def _reasoning_gym(setup: dict[str, Any]) -> Handler:
         dataset, row = entry(sample["dataset"], sample["seed"])
         if row["question"] != sample["question"]:
             raise LookupError(f"reasoning_gym made another problem of {sample['dataset']} seed {sample['seed']}")
-        return _verdict(float(dataset.score_answer(sample["found"], row)))
+        return signatures.verdict(float(dataset.score_answer(sample["found"], row)))
 
-    return handle
+    return handle, {}
 
 
-KINDS: dict[str, Callable[[dict[str, Any]], Handler]] = {
+# ------------------------------------------------------------------------------------------------------------- errors
+
+
+class Failure:
+    """An exception as plain data. `kind` is the same for faults of one kind: the exception's type and its line."""
+
+    def __init__(self, path: str | None, memory: int | None) -> None:
+        self.path, self.memory = path, memory
+
+    def __call__(self, error: BaseException) -> dict[str, Any]:
+        kind = f"{type(error).__name__}{self._where(error)}"
+        if type(error).__name__ == "OutOfTimeError":
+            return {"status": "timeout", "detail": "no verdict within the time limit", "kind": "timeout"}
+        return {"status": "error", "detail": self.one_line(error), "kind": kind}
+
+    def _where(self, error: BaseException) -> str:
+        """The innermost line of the user's own file."""
+        if isinstance(error, SyntaxError) and error.lineno:
+            return f" ({Path(error.filename or '?').name}, line {error.lineno})"
+        frames = traceback.extract_tb(error.__traceback__) if self.path else []
+        lines = [frame.lineno for frame in frames if frame.filename == self.path]
+        return f" ({Path(self.path or '').name}, line {lines[-1]})" if lines else ""
+
+    def one_line(self, error: BaseException) -> str:
+        """`ZeroDivisionError: division by zero (reward.py, line 7)`."""
+        text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())[:1000]
+        name = "" if type(error) is LookupError and text else type(error).__name__  # LookupError: a refusal of ours
+        line = f"{name}{': ' if name and text else ''}{text}{self._where(error)}"
+        short = isinstance(error, MemoryError) or getattr(error, "errno", None) == _CANNOT_ALLOCATE
+        if short and self.memory:
+            line += f"; a worker may map {self.memory / (1 << 30):g} GiB: --verifier-memory raises that, 0 lifts it"
+        return line
+
+
+KINDS: dict[str, Callable[[dict[str, Any], Failure], tuple[Handler, dict[str, Any]]]] = {
     "function": _user_function,
     "math": _mathematics,
     "reasoning_gym": _reasoning_gym,
 }
 
-# ---------------------------------------------------------------------------------------------------------- the loop
+# ------------------------------------------------------------------------------------------------------------- limits
 
 
-def _one_line(error: BaseException, path: str | None) -> str:
-    """`ZeroDivisionError: division by zero (reward.py, line 7)`: the innermost line of the user's own file."""
-    text = " ".join(str(error).split())[:300]
-    where = ""
-    if isinstance(error, SyntaxError) and error.lineno:
-        text, where = error.msg, f" ({Path(error.filename or '?').name}, line {error.lineno})"
-    elif path:
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-        where = f" ({Path(path).name}, line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
+def _tasks_of_user() -> int:
+    """How many processes and threads of this user run now: what the kernel counts against RLIMIT_NPROC."""
+    count = 0
+    for entry in os.scandir("/proc"):
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{entry.name}/task"))
+        except OSError:  # it ended meanwhile
+            continue
+    return count
 
 
-def _limit_memory(size: int | None) -> None:
-    if size is None:
-        return
+def _limit(memory: int | None) -> None:
+    """Bound what this process and its children may take; a bound that the system does not know, or refuses, is left."""
     try:
         import resource
+    except ImportError:  # not on this platform
+        return
+    wanted = {"RLIMIT_FSIZE": FILE_BYTES, "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0}
+    if memory:
+        wanted["RLIMIT_AS"] = memory
+    if os.path.isdir("/proc"):
+        wanted["RLIMIT_NPROC"] = _tasks_of_user() + FURTHER_PROCESSES
+    for name, size in wanted.items():
+        try:
+            number = getattr(resource, name)
+            hard = resource.getrlimit(number)[1]
+            size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+            resource.setrlimit(number, (size, size))
+        except (AttributeError, ValueError, OSError):
+            continue
 
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    except (ImportError, ValueError, OSError):  # not on this platform
-        pass
+
+# ----------------------------------------------------------------------------------------------------------- the loop
 
 
 def _read_forever(source: Any, lines: queue.Queue[bytes]) -> None:
@@ -199,37 +204,52 @@ def _guard(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def main() -> None:
-    """Serve until standard input closes."""
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+def _private_pipes() -> tuple[Any, Callable[[str, Mapping[str, Any]], None]]:
+    """The protocol's two ends, moved away from where code under test reads and prints; a forked child gets neither."""
+    source, sink = os.fdopen(os.dup(0), "rb"), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)  # code under test reads nothing and
     os.dup2(2, 1)  # prints to the log, never into the protocol
+    os.register_at_fork(after_in_child=lambda: os.close(sink))
+
+    def answer(token: str, message: Mapping[str, Any]) -> None:
+        # a line break in front ends whatever else was written into the pipe
+        rest = f"\n{token} {json.dumps(message)}\n".encode()
+        while rest:
+            rest = rest[os.write(sink, rest) :]
+
+    return source, answer
+
+
+def main() -> None:
+    """Serve until standard input closes."""
+    if sys.platform == "linux":
+        _neighbour("supervisor").die_with_parent()
+    source, answer = _private_pipes()
     lines: queue.Queue[bytes] = queue.Queue()
-
-    def answer(message: dict[str, Any]) -> None:
-        sink.write(json.dumps(message).encode() + b"\n")
-        sink.flush()
-
     setup = json.loads(source.readline())
+    token, memory = setup.pop("token"), setup.get("memory_bytes")
     threading.Thread(target=_read_forever, args=(source, lines), daemon=True).start()
-    path = setup.get("path")
-    _limit_memory(setup.get("memory_bytes"))
+    failure = Failure(setup.get("path"), memory)
+    _limit(memory)
     try:
-        handle = KINDS[setup["kind"]](setup)
+        handle, facts = KINDS[setup["kind"]](setup, failure)
     except BaseException as error:  # SystemExit too: whatever stops the loading is reported
-        answer({"failed": _one_line(error, path)})
+        answer(token, {"failed": failure.one_line(error)})
         return
-    answer({"ready": True})
+    me = os.getpid()
+    answer(token, {"ready": True, **facts})
     while True:
         sample = json.loads(lines.get())
         _guard(2 * sample["limit"] + 5)
         try:
             result = handle(sample)
         except BaseException as error:
-            result = {"status": "error", "detail": _one_line(error, path)}
+            result = failure(error)
+        if os.getpid() != me:  # the function forked, and this is the child: its answer was asked of the parent
+            os._exit(0)
         _guard(0)
-        answer({"id": sample["id"], **result})
+        answer(token, {"id": sample["id"], **result})
 
 
 if __name__ == "__main__":

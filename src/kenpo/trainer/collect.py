@@ -15,13 +15,14 @@ import torch
 
 import kenpo
 from kenpo.batches import concatenate
-from kenpo.engines.base import Engine, SamplingOptions
+from kenpo.engines.base import Completion, Engine, SamplingOptions
 from kenpo.errors import RefillExhaustedError, RunError, VerifierError
 from kenpo.experience.episode import build_rollouts
-from kenpo.experience.judge import describe, judge
+from kenpo.experience.judge import Judge, all_stop, describe
+from kenpo.experience.problem import Problem
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.tasks import Task
-from kenpo.experience.verdict import Verifier
+from kenpo.experience.verdict import Verdict, Verifier
 from kenpo.ranks import Ranks
 from kenpo.seeds import stable_seed
 from kenpo.trainer.config import TrainConfig
@@ -111,12 +112,8 @@ class Collector:
         size = self.config.group_size
         assert size is not None
         seeds = [[stable_seed(self.config.seed, step, round_, cursor + i, j) for j in range(size)] for i in mine]
-        began = time.perf_counter()
-        completions = self.engine.generate(prompts, seeds, self.options) if problems else []
-        seconds["generate"] += time.perf_counter() - began
-        began = time.perf_counter()
-        verdicts = judge(self.verifier, problems, completions)
-        seconds["score"] += time.perf_counter() - began
+        with all_stop(self.ranks):
+            completions, verdicts = self._sample(problems, prompts, seeds, seconds)
         batch = None
         if problems:
             batch = build_rollouts(
@@ -129,6 +126,27 @@ class Collector:
             for j, (c, v) in enumerate(zip(cs, vs, strict=True))
         ]
         return self.ranks.gather_rollouts(batch), self.ranks.gather_list(records)
+
+    def _sample(
+        self, problems: list[Problem], prompts: list[list[int]], seeds: list[list[int]], seconds: dict[str, float]
+    ) -> tuple[list[list[Completion]], list[list[Verdict]]]:
+        """Completions and their verdicts. An engine that streams has each group judged while it samples the others."""
+        if not problems:
+            return [], []
+        began = time.perf_counter()
+        with Judge(self.verifier) as judge:
+            if getattr(self.engine, "streams", False):
+                done: dict[str, Any] = {"done": lambda p, group: judge.put(p, problems[p], group)}
+                completions = self.engine.generate(prompts, seeds, self.options, **done)
+            else:
+                completions = self.engine.generate(prompts, seeds, self.options)
+                for p, group in enumerate(completions):
+                    judge.put(p, problems[p], group)
+            sampled = time.perf_counter()
+            verdicts = judge.verdicts()
+        seconds["generate"] += sampled - began
+        seconds["score"] += time.perf_counter() - sampled
+        return completions, [verdicts[p] for p in range(len(problems))]
 
     def _check_verdicts(self, batch: Rollouts, records: list[dict[str, Any]], step: int, round_: int) -> None:
         if not bool(batch.rewards.isnan().all()):

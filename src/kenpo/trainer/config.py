@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import tyro
-
 from kenpo.errors import InputError, UnknownNameError, unknown_name
 from kenpo.jsonfile import read_json
+from kenpo.trainer.specs import Settings, Stages, VerifierSpec
 
 BUNDLED_MODEL, BUNDLED_TASK = "bundled", "addition"
 
@@ -41,40 +39,7 @@ OPTIMIZERS = ("adamw", "torchao_adamw_8bit", "torchao_adamw_4bit",
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
 PROCESS_FIELDS = frozenset({"out", "series", "resume", "dry_run", "quiet"})
 # Recorded, yet free to differ when a run is resumed: they change no number.
-FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills"})
-
-
-def parse_settings(items: Sequence[str]) -> dict[str, Any]:
-    """``["surrogate.high=0.3"]`` as ``{"surrogate.high": 0.3}``; what is not JSON is taken as text.
-
-    InputError for a pair without '=' or key, and for a key given twice.
-    """
-    settings: dict[str, Any] = {}
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise InputError(f"--set takes SLOT.FIELD=VALUE, for example surrogate.high=0.3; got {item!r}")
-        if key in settings:
-            raise InputError(f"--set: {key} is given twice")
-        try:
-            settings[key] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[key] = value
-    return settings
-
-
-Settings = Annotated[
-    dict[str, Any] | None,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="SLOT.FIELD=VALUE",
-        instance_from_str=parse_settings,
-        is_instance=lambda x: x is None or isinstance(x, dict),
-        str_from_instance=lambda d: [f"{k}={json.dumps(v)}" for k, v in (d or {}).items()],
-    ),
-    tyro.conf.arg(name="set"),
-]
-Stages = Annotated[tuple[str, ...], tyro.conf.arg(name="with", metavar="STAGE")]
+FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills", "verifier_workers", "verifier_memory"})
 
 
 @dataclass(frozen=True)
@@ -93,10 +58,17 @@ class TrainConfig:
     """File with the held-out problems; without it they are taken from the task."""
     system: str | None = None
     """System prompt, used with a chat template."""
-    verifier: str | None = None
-    """exact, numeric, math_verify, gsm8k, reasoning_gym or file.py:function; default: the task's own."""
+    verifier: VerifierSpec = None
+    """exact, numeric, math_verify, gsm8k, reasoning_gym or file.py:function; default: the task's own. Several, with
+    weights (a.py:f=1 b.py:g=0.2), are parts of one reward, their weighted sum."""
     time_limit: float = 10.0
-    """Seconds that a verifier may take for one sample; after that the sample is dropped and counted."""
+    """Seconds that a verifier may take for one call; after that its samples are dropped and counted."""
+    verifier_workers: int = 2
+    """Processes that judge with own functions, math_verify or reasoning_gym."""
+    verifier_memory: int = 8 << 30
+    """Bytes of address space of each of them; 0: no limit (a function that uses a GPU needs that)."""
+    sandbox: bool = False
+    """Run them under bubblewrap: no network, no writing outside a /tmp of their own."""
     correct_at: float = 1.0
     """A sample counts as correct, in accuracy and pass@k, when its reward is at least this."""
 
@@ -202,7 +174,14 @@ class TrainConfig:
     """No progress, errors only."""
 
     def __post_init__(self) -> None:
-        for name in ("stages", "stop", "loggers", "betas", "lora_targets"):  # lists from JSON or from Python callers
+        for name in (
+            "stages",
+            "stop",
+            "verifier",
+            "loggers",
+            "betas",
+            "lora_targets",
+        ):  # lists from JSON or from Python callers
             value = getattr(self, name)
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
@@ -219,7 +198,7 @@ class TrainConfig:
 
 FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig))
 _AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epochs": 1, "microbatch_tokens": 1,
-             "max_refills": 0, "lora_rank": 0, "lora_alpha": 0,
+             "max_refills": 0, "verifier_workers": 1, "verifier_memory": 0, "lora_rank": 0, "lora_alpha": 0,
              "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0, "threads": 1,
              "eval_every": 0,
              "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0, "log_samples": 0}  # fmt: skip

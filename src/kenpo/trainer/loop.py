@@ -46,7 +46,8 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
     try:
         config, path, resumed = settle(config, ranks)
         settle_torch(config)
-        with open_inputs(config) as inputs:
+        with open_inputs(config, to_stderr if ranks.first and not config.quiet else None) as inputs:
+            config = config.but(verifier=config.verifier or inputs.task.verifier)
             folder = RunFolder(path, config.keep, config.save_adapter)
             checkpoint = folder.last_checkpoint() if resumed else None
             if resumed and folders.finished(path):
@@ -59,6 +60,11 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
             return Run(parts, folder, everyone, checkpoint, resumed).go()
     finally:
         ranks.close()
+
+
+def to_stderr(line: str) -> None:
+    """Show what a verifier prints."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def already_finished(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:

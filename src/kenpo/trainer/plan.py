@@ -244,6 +244,7 @@ def report(
         "passes of one step",
         f"  sample           yes  {config.prompts} prompts x {config.group_size} samples, "
         f"up to {config.max_tokens} tokens each" + (f", {facts.context:,} with the prompt" if facts.context else ""),
+        f"  judge            yes  {verifier_path(config)}",
         f"  refill           {yes[bool(algorithm.selection)]:<4} "
         + (
             f"up to {config.max_refills} rounds: {', '.join(map(snake, algorithm.selection))}"
@@ -276,6 +277,19 @@ def report(
     lines += [f"  {_bytes(sum(sizes.values())):>10}  together", "", "configuration"]
     lines += [f"  {key} = {value}" for key, value in to_dict(config).items()]
     return "\n".join(lines)
+
+
+def verifier_path(config: TrainConfig) -> str:
+    """The verifiers, and what those that run in processes of their own may take."""
+    given = config.verifier
+    items = [given] if isinstance(given, str) else given or ()
+    if all(name.partition("=")[0] in ("exact", "numeric", "gsm8k") for name in items):
+        return " + ".join(items)
+    memory = f"{_bytes(config.verifier_memory)} of address space" if config.verifier_memory else "no limit on memory"
+    box = "under bubblewrap" if config.sandbox else "no sandbox"
+    return (
+        f"{' + '.join(items)}: {config.verifier_workers} process(es), {config.time_limit:g} s a call, {memory}, {box}"
+    )
 
 
 def _bytes(n: int) -> str:

@@ -8,7 +8,7 @@ from kenpo.errors import InputError
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
 from kenpo.runs.callbacks import check_loggers
-from kenpo.trainer.config import TrainConfig, differences, load, resolve
+from kenpo.trainer.config import FREE_ON_RESUME, TrainConfig, differences, load, resolve
 
 
 def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, Path, bool]:
@@ -26,7 +26,7 @@ def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, Path, bool]:
         recorded = recorded_config(path)
         check_same(recorded, config, path)
         return (
-            recorded.but(**{n: getattr(config, n) for n in ("loggers", "keep", "max_refills", "dry_run", "quiet")}),
+            recorded.but(**{n: getattr(config, n) for n in (*sorted(FREE_ON_RESUME), "dry_run", "quiet")}),
             path,
             True,
         )

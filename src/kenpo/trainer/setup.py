@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,11 @@ class Inputs:
 
 
 @contextlib.contextmanager
-def open_inputs(config: TrainConfig) -> Iterator[Inputs]:
-    """Algorithm, task and verifier, whose processes end on the way out. InputError for what can't be used."""
+def open_inputs(config: TrainConfig, show: Callable[[str], None] | None = None) -> Iterator[Inputs]:
+    """Algorithm, task and verifier, whose processes end on the way out. InputError for what can't be used.
+
+    `show` is handed what the verifier prints.
+    """
     algorithm = resolve_algorithm(config)
     check_group_size(algorithm, config)
     if ":" in config.algorithm:
@@ -77,7 +80,10 @@ def open_inputs(config: TrainConfig) -> Iterator[Inputs]:
         heldout=config.eval_problems, eval_file=config.eval_file, system=config.system,
     )  # fmt: skip
     task.train(0)
-    with load_verifier(config.verifier or task.verifier, task=task, time_limit=config.time_limit) as verifier:
+    with load_verifier(
+        config.verifier or task.verifier, task=task, time_limit=config.time_limit, workers=config.verifier_workers,
+        memory=config.verifier_memory, sandbox=config.sandbox, show=show, answer_column=config.answer_column,
+    ) as verifier:  # fmt: skip
         yield Inputs(algorithm, task, verifier)
 
 
