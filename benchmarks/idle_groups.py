@@ -40,20 +40,24 @@ def batch(groups: int, size: int, share: float) -> Any:
 def sides(rollouts: Any) -> dict[str, Callable[[], Any]]:
     """One update with idle groups left out of the backward pass, and one with none taken to be idle."""
     import kenpo
+    from kenpo.learner import learner
+    from kenpo.learner.idle import idle_rows
     from kenpo.models.loading import BUNDLED, load_model
-    from kenpo.ranks import Ranks
-    from kenpo.trainer import step
+    from kenpo.models.scorer import Scorer
     from kenpo.trainer.config import TrainConfig, resolve
-    from kenpo.trainer.idle import idle_rows
     from kenpo.trainer.plan import plan_passes
+    from kenpo.trainer.setup import learner_options
+    from kenpo.trainer.update import Updater
 
     algorithm = kenpo.get("grpo").but(regularizers=())
     config = resolve(TrainConfig(model="bundled", lr=1e-6))
     model, _ = load_model(str(BUNDLED))
-    updater = step.Updater(model, algorithm, config, plan_passes(algorithm, config, 17), Ranks())
+    passes = plan_passes(algorithm, config, 17)
+    made = learner.Learner(Scorer(model), learner_options(config, passes))
+    updater = Updater(made, algorithm, config, passes)
 
     def run(rule: Callable[..., Any]) -> None:
-        step.idle_rows = rule  # type: ignore[attr-defined]
+        learner.idle_rows = rule  # type: ignore[attr-defined]
         updater.update(rollouts, None, 1)
 
     return {"idle": lambda: run(idle_rows), "all": lambda: run(lambda a, b: b.prepared.selected & False)}

@@ -90,7 +90,8 @@ def kenpo_side(side: str) -> Callable[..., float]:
         import kenpo
         from kenpo.models.backward import head_backward
         from kenpo.models.head import Head
-        from kenpo.models.policy import Compact, Forward, terms_of
+        from kenpo.models.passes import Rows
+        from kenpo.models.terms import Forward, terms_of
 
         length = len(hidden) // ROLLOUTS
         mask = torch.ones(ROLLOUTS, length + 1, dtype=torch.bool)
@@ -100,13 +101,15 @@ def kenpo_side(side: str) -> Callable[..., float]:
         linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         linear.weight = torch.nn.Parameter(weight.detach(), requires_grad=side != "frozen_head")
         head = Head(None, linear)
-        made = Forward(Compact(row, row, column, row, column - 1, targets), hidden, head, None, None, None)
+        sizes = [length] * ROLLOUTS
+        rows = Rows(row, row, column, row, column - 1, targets, row, sizes, sizes, sizes, sizes)
+        made = Forward(rows, hidden, None, head, torch.nn.ModuleDict(), None, None, None)
         two = side == "two_phase"
         a = kenpo.get("m2po" if two else "dapo").but(selection=(), shaping=())
         a = a if two else a.with_settings({"surrogate.low": 0.2, "surrogate.high": 0.2})
         if two:
             with torch.no_grad():
-                whole = terms_of(made, rollouts, 1.0, frozenset())
+                whole = terms_of(made, rollouts, 1.0, frozenset({"logp"}))
             rollouts = rollouts.replace(logp_sampler=whole.logp)
             batch = kenpo.weigh(a, kenpo.prepare(a, rollouts), whole)
             found = kenpo.coefficients(a, batch, whole)

@@ -4,13 +4,14 @@
     python benchmarks/shared_prompt.py --quick    # a small model, to see that it runs
     python benchmarks/shared_prompt.py --prompt 256 --response 128
 
-Both sides are `kenpo.models.policy.policy_terms`, so both compute the head at trained positions only; they differ in
+Both sides are `kenpo.models.scorer.Scorer`, so both compute the head at trained positions only; they differ in
 whether the prompt is shared. Memory is what a forward and backward adds to the process, each side in one of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -45,13 +46,20 @@ def build(a: argparse.Namespace) -> tuple[Any, Any]:
     return model, rollouts
 
 
+@functools.cache
+def scorer_of(model: Any) -> Any:
+    """The model's scorer, whose trials are no part of a step."""
+    from kenpo.models.scorer import Scorer
+
+    return Scorer(model)
+
+
 def step(model: Any, rollouts: Any, shared: bool) -> None:
     """One forward and backward; the gradient is dropped."""
     from kenpo.models import shared_prompt
-    from kenpo.models.policy import policy_terms
 
     shared_prompt.LEAST_TOKENS = 1 if shared else 10**12
-    policy_terms(model, rollouts, temperature=1.0).logp.sum().backward()
+    scorer_of(model).graph(rollouts).logp.sum().backward()
     model.zero_grad(set_to_none=True)
 
 

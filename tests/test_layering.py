@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[1] / "src"
 FOUNDATION = {"types", "fields", "errors", "jsonfile", "seeds", "divergence"}
 OBJECTIVE = FOUNDATION | {"ops", "stages", "settings", "metrics", "checks", "order", "algorithm"}
 CATALOGUE = {"algorithms", "loading", "casefile"}
-MACHINERY = {"batches", "preference", "models", "engines", "experience", "ranks", "runs"}
+MACHINERY = {"batches", "preference", "models", "engines", "experience", "ranks", "runs", "learner"}
 EVERYTHING = {"*"}
 
 # Part of the package -> the parts it may import (itself always). A part is a folder or a file right under kenpo/.
@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines": FOUNDATION | {"ops", "models"},
     "experience": FOUNDATION | {"batches", "ranks", "models", "engines"},
     "runs": FOUNDATION | {"batches", "models"},
+    "learner": OBJECTIVE | {"models", "ranks"},
     "trainer": OBJECTIVE | MACHINERY,
     "lab": OBJECTIVE | CATALOGUE | MACHINERY | {"trainer"},
     "integrations": OBJECTIVE | CATALOGUE | {"batches", "preference"},

@@ -5,12 +5,12 @@ import warnings
 import pytest
 import tiny
 import torch
+from scoring import policy_terms
 
 from kenpo.engines import decoding
 from kenpo.engines.base import SamplingOptions
 from kenpo.engines.hf import HFEngine
 from kenpo.errors import InputError, NonFiniteError
-from kenpo.models.policy import policy_terms
 from kenpo.types import Rollouts
 
 PROMPTS = [[40], [6, 7, 8, 9, 10, 11, 12], [5, 6, 7], [5, 6, 8]]

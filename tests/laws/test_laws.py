@@ -13,7 +13,7 @@ from reference.cases import make_case
 import kenpo
 from kenpo import metrics
 from kenpo.errors import KenpoError
-from kenpo.trainer.idle import idle_rows
+from kenpo.learner.idle import idle_rows
 from laws.build import added, cut, same, shuffled, tensors, widened
 from laws.catalogue import algorithm, names, options
 

@@ -9,13 +9,13 @@ import tiny
 import torch
 from laws.catalogue import algorithm, names, options
 from reference.cases import make_case
+from scoring import policy_backward, policy_terms
 
 import kenpo
 from kenpo.errors import NonFiniteError
+from kenpo.learner.learner import couples_tokens
 from kenpo.models import backward
-from kenpo.models.backward import cut, policy_backward
-from kenpo.models.policy import policy_terms
-from kenpo.trainer.plan import couples_tokens
+from kenpo.models.backward import cut
 from kenpo.types import POLICY_FIELDS, ROLLOUT_FIELDS
 
 pytestmark = pytest.mark.filterwarnings("ignore")

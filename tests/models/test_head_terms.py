@@ -3,11 +3,11 @@
 import pytest
 import tiny
 import torch
+from scoring import policy_terms
 
 from kenpo.errors import InputError, MissingFieldError
 from kenpo.models import head as heads
 from kenpo.models.head import find_head, head_terms, pick_terms
-from kenpo.models.policy import policy_terms
 from kenpo.types import Rollouts
 
 D = torch.float64

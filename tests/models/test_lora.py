@@ -5,13 +5,14 @@ import json
 import pytest
 import tiny
 import torch
+from scoring import policy_terms
 
 from kenpo.engines.base import SamplingOptions
 from kenpo.engines.hf import HFEngine
 from kenpo.errors import InputError
 from kenpo.models import lora
 from kenpo.models.loading import load_model
-from kenpo.models.policy import policy_terms
+from kenpo.models.scorer import Scorer
 from kenpo.models.wide_head import widen_head
 from kenpo.runs.checkpoint import save_model
 from kenpo.types import Rollouts
@@ -38,8 +39,7 @@ def batch():
 
 
 def logp(model):
-    with torch.no_grad():
-        return policy_terms(model, batch(), temperature=1.0).logp
+    return (model if isinstance(model, Scorer) else Scorer(model)).terms(batch()).logp
 
 
 def shake(model, scale=0.3):
@@ -70,7 +70,7 @@ def test_the_reference_of_a_fresh_adapter_is_the_base(base):
     model, _ = load_model(base())
     before = logp(model)
     lora.add_adapter(model, 4, alpha=8)
-    reference = lora.starting_policy(model, trained=False)
+    reference = Scorer(model).frozen()
     shake(model)
     assert not torch.equal(logp(model), before)
     assert torch.equal(logp(reference), before)
@@ -88,7 +88,7 @@ def test_the_reference_of_a_trained_adapter_is_that_adapter(base, tmp_path, kind
     lora.save_adapter(model, tmp_path / "adapter")
     tokenizer.save_pretrained(tmp_path / "adapter")
     model, _ = load_model(tmp_path / "adapter")
-    reference = lora.starting_policy(model, trained=True)
+    reference = Scorer(model).frozen()
     assert torch.equal(logp(model), start)
     assert torch.equal(logp(reference), start)
     assert not torch.allclose(start, plain)

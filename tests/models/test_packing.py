@@ -7,14 +7,12 @@ import itertools
 import pytest
 import tiny
 import torch
+from scoring import policy_backward, policy_terms
 from transformers import AttentionInterface
 
 from kenpo.errors import InputError, UnknownNameError
 from kenpo.models import shared_prompt
-from kenpo.models.backward import policy_backward
-from kenpo.models.checkpointing import enable_checkpointing
 from kenpo.models.loading import load_model
-from kenpo.models.policy import policy_terms
 from models.test_shared_prompt import ROWS, batch, value_and_gradient
 
 TOKENS = sum(len(prompt) + len(response) - 1 for prompt, response in ROWS)  # the last one predicts nothing
@@ -106,8 +104,7 @@ def test_checkpointed_layers_and_a_reference():
     assert float(kl[0].sum()) > 0
     assert torch.allclose(*kl, atol=1e-10)
     plain = value_and_gradient(model, rollouts, "off")
-    enable_checkpointing(model)
-    alike(value_and_gradient(model, rollouts, "on"), plain, 1e-10)
+    alike(value_and_gradient(model, rollouts, "on", checkpointing=True), plain, 1e-10)
 
 
 def attention_by_rows(module, query, key, value, attention_mask, scaling=None, dropout=0.0, position_ids=None, **_):

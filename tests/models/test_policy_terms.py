@@ -5,12 +5,13 @@ import math
 import pytest
 import tiny
 import torch
+from scoring import policy_terms
 
 from kenpo.errors import InputError, MissingFieldError
-from kenpo.models import policy
 from kenpo.models.head import find_head, pick_terms
 from kenpo.models.loading import context_length
-from kenpo.models.policy import policy_terms
+from kenpo.models.passes import compact
+from kenpo.models.scorer import Scorer
 from kenpo.types import Rollouts
 
 ROWS = [([5, 9, 7], [11, 12, 13, 2]), ([6], [21, 22]), ([8, 9, 10, 11, 12, 13], [30, 31, 32]), ([5, 5], [2])]
@@ -84,7 +85,7 @@ def test_padding_side_and_order_keep_real_tokens_in_order():
     mask = tokens >= 0
     mask[torch.arange(2), mask.int().argmax(1)] = False
     batch = Rollouts(tokens=tokens, mask=mask, group=torch.zeros(2, dtype=torch.long), rewards=torch.zeros(2))
-    rows = policy._compact(batch, torch.device("cpu"), None, 2000)
+    rows = compact(batch, torch.device("cpu"), None, 2000)
     for r in range(2):
         real = tokens[r][tokens[r] >= 0]
         n = min(len(real), rows.ids.shape[1])
@@ -142,9 +143,9 @@ def test_float64_stays_and_bfloat16_is_raised():
 
 def test_the_head_runs_only_where_a_trainable_token_is_predicted():
     model, seen = tiny.llama(), []
-    policy_terms(model, rollouts(), temperature=1.0)  # what is tried once per model is behind us
+    scorer = Scorer(model)  # what is tried is behind us
     hook = model.lm_head.register_forward_pre_hook(lambda _m, args: seen.append(args[0].shape))
-    policy_terms(model, rollouts(), temperature=1.0)
+    scorer.terms(rollouts())
     hook.remove()
     assert seen == [torch.Size([sum(len(r) for _, r in ROWS), 32])]
 
@@ -159,9 +160,10 @@ def test_batches_with_nothing_to_train():
 
 def test_training_mode_is_switched_off_so_that_dropout_is_no_part_of_the_policy():
     model = tiny.gpt2(resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
-    calm = policy_terms(model, rollouts(), temperature=1.0).logp
+    scorer = Scorer(model)
+    calm = scorer.terms(rollouts()).logp
     model.train()
-    assert torch.equal(policy_terms(model, rollouts(), temperature=1.0).logp, calm)
+    assert torch.equal(scorer.terms(rollouts()).logp, calm)
 
 
 @pytest.mark.parametrize("make", [tiny.gemma2, tiny.cohere, tiny.granite])
@@ -225,7 +227,7 @@ def test_likeliest_ids_of_another_policy():
     model = tiny.gpt2(dtype=torch.float64)
     batch = rollouts([([5], [6, 7])])
     ids = torch.tensor([[[0, 1], [6, 3], [7, -1]]])
-    got = policy_terms(model, batch.replace(topk_ids=ids), temperature=1.0, want=frozenset({"topk_logp", "logp_old"}))
+    got = policy_terms(model, batch.replace(topk_ids=ids), temperature=1.0, want=frozenset({"topk_logp"}))
     assert got.topk_logp[0, 1:, 0].tolist() == pytest.approx(got.logp[0, 1:].tolist())
     assert got.topk_logp[0, 2, 1].item() == 0.0
 
@@ -239,7 +241,7 @@ def test_wrong_input_is_named():
         policy_terms(model, good, temperature=0.0)
     with pytest.raises(InputError, match="values"):
         policy_terms(model, good, temperature=1.0, want=frozenset({"values"}))
-    with pytest.raises(InputError, match="no field"):
+    with pytest.raises(InputError, match="entropie: this scorer makes"):
         policy_terms(model, good, temperature=1.0, want=frozenset({"entropie"}))
     with pytest.raises(InputError, match="vocabulary of 64"):
         policy_terms(model, rollouts([([5], [64])]), temperature=1.0)
@@ -255,7 +257,6 @@ def test_wrong_input_is_named():
 
 def test_a_head_that_was_exchanged_is_found_again():
     model, batch = tiny.gpt2(dtype=torch.float64), rollouts()
-    policy_terms(model, batch, temperature=1.0)
     model.resize_token_embeddings(80, mean_resizing=False)
     got = policy_terms(model, batch, temperature=1.0).logp
     row, column = batch.mask.nonzero(as_tuple=True)

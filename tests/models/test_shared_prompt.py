@@ -5,11 +5,11 @@ import warnings
 import pytest
 import tiny
 import torch
+from scoring import policy_terms
 
 from kenpo.errors import InputError
 from kenpo.models import shared_prompt
-from kenpo.models.checkpointing import enable_checkpointing
-from kenpo.models.policy import policy_terms
+from kenpo.models.scorer import Scorer
 from kenpo.types import Rollouts
 
 ENTROPY = frozenset({"entropy"})
@@ -31,10 +31,11 @@ def always(monkeypatch):
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """How many tokens went through the decoder."""
+    """Shapes of the ids that went through the decoder for shared prompts, the trial's left out."""
     seen = []
-    run = shared_prompt._forward
-    monkeypatch.setattr(shared_prompt, "_forward", lambda m, ids, *rest: seen.append(ids.shape) or run(m, ids, *rest))
+    run, probe = shared_prompt.call, shared_prompt._probe
+    monkeypatch.setattr(shared_prompt, "call", lambda m, ids, **how: seen.append(ids.shape) or run(m, ids, **how))
+    monkeypatch.setattr(shared_prompt, "_probe", lambda module: (probe(module), seen.clear())[0])
     return seen
 
 
@@ -59,19 +60,19 @@ def batch(rows=ROWS, left=False, holes=False):
     )
 
 
-def value_and_gradient(model, rollouts, packing="auto"):
+def value_and_gradient(model, rollouts, packing="auto", **how):
     model.zero_grad()
-    terms = policy_terms(model, rollouts, temperature=0.8, want=ENTROPY, packing=packing)
+    terms = policy_terms(model, rollouts, temperature=0.8, want=ENTROPY, packing=packing, **how)
     weight = torch.sin(torch.arange(rollouts.mask.numel(), dtype=terms.logp.dtype)).reshape(rollouts.mask.shape)
     (weight * (terms.logp + 0.3 * terms.entropy)).sum().backward()
     grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
     return terms.logp.detach(), torch.cat([g.flatten() for g in grads])
 
 
-def unshared(model, rollouts, monkeypatch):
+def unshared(model, rollouts, monkeypatch, **how):
     with monkeypatch.context() as m:
         m.setattr(shared_prompt, "LEAST_TOKENS", 10**9)
-        return value_and_gradient(model, rollouts)
+        return value_and_gradient(model, rollouts, **how)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +101,14 @@ def test_equals_every_row_with_its_own_prompt(make, dtype, tolerance, holes, lef
 def test_one_prompt_needs_neither_mask_nor_copy(monkeypatch):
     model, rollouts = tiny.gpt2(dtype=torch.float64), batch(ROWS[:4])
     plain = unshared(model, rollouts, monkeypatch)
-    policy_terms(model, rollouts, temperature=1.0)  # the probe is behind us
     seen = []
     hand_out = shared_prompt._hand_out
 
     def watch(cache, owner, prompts):
         before = cache.layers[0].keys.data_ptr()
         hand_out(cache, owner, prompts)
-        seen.append(before == cache.layers[0].keys.data_ptr())
+        if prompts == 1:  # in the trial there are two
+            seen.append(before == cache.layers[0].keys.data_ptr())
 
     monkeypatch.setattr(shared_prompt, "_hand_out", watch)
     shared = value_and_gradient(model, rollouts)
@@ -131,9 +132,12 @@ def test_models_that_can_not_fall_back_and_say_so_once(make, monkeypatch, forwar
         got = value_and_gradient(model, rollouts)
     assert torch.equal(got[0], plain[0])
     assert forwards == []
+    scorer = Scorer(model)
+    with pytest.warns(UserWarning, match="once per sample"):
+        scorer.terms(rollouts)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        policy_terms(model, rollouts, temperature=0.8)
+        scorer.terms(rollouts)
 
 
 def test_the_rule_counts_tokens():
@@ -156,13 +160,12 @@ def test_small_batches_are_left_alone(monkeypatch, forwards):
 def test_checkpointed_layers_give_the_same_gradient_and_share_nothing(make, monkeypatch, forwards):
     model, rollouts = make(dtype=torch.float64), batch()
     plain = unshared(model, rollouts, monkeypatch)
-    enable_checkpointing(model)
     runs = []
     mlp = next(m for n, m in model.named_modules() if n.endswith(".mlp"))
     mlp.register_forward_pre_hook(lambda *_: runs.append(mlp.training))
     with pytest.warns(UserWarning, match="checkpointing"):
-        got = value_and_gradient(model, rollouts)
-    assert runs == [False, False]  # forward, and again in the backward pass; what is inside stays in eval mode
+        got = value_and_gradient(model, rollouts, checkpointing=True)
+    assert runs[-2:] == [False, False]  # forward, and again in the backward pass; what is inside stays in eval mode
     assert forwards == []
     assert float((got[1] - plain[1]).norm() / plain[1].norm()) < 1e-12
     assert not any(m.training for m in model.modules())
@@ -171,8 +174,7 @@ def test_checkpointed_layers_give_the_same_gradient_and_share_nothing(make, monk
 def test_checkpointed_layers_drop_nothing_of_their_own(monkeypatch):
     model, rollouts = tiny.opt(dtype=torch.float64), batch()
     plain = unshared(model, rollouts, monkeypatch)
-    enable_checkpointing(model)
-    got = unshared(model, rollouts, monkeypatch)
+    got = unshared(model, rollouts, monkeypatch, checkpointing=True)
     assert torch.allclose(got[0], plain[0], atol=1e-12)
     assert float((got[1] - plain[1]).norm() / plain[1].norm()) < 1e-10
 
@@ -188,20 +190,17 @@ def test_layers_that_compute_something_else_in_training_mode_are_refused():
 
     model.model.layers[0].__class__ = Odd
     with pytest.raises(InputError, match="something else in training mode"):
-        enable_checkpointing(model)
+        Scorer(model, checkpointing=True)
     policy_terms(model, batch(), temperature=1.0).logp.sum().backward()
 
 
 def test_checkpointed_layers_share_prompts_without_gradient(forwards):
-    model = tiny.gpt2()
-    enable_checkpointing(model)
-    with torch.no_grad():
-        policy_terms(model, batch(), temperature=1.0)
+    Scorer(tiny.gpt2(), checkpointing=True).terms(batch())
     assert forwards
 
 
 def test_nan_is_no_agreement(monkeypatch):
-    run = shared_prompt._forward
-    monkeypatch.setattr(shared_prompt, "_forward", lambda *a: run(*a) * torch.nan)
+    run = shared_prompt.run
+    monkeypatch.setattr(shared_prompt, "run", lambda *a: run(*a)._replace(states=run(*a).states * torch.nan))
     model = tiny.llama()
     assert "nan" in shared_prompt.reason_against(model, model.model)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kenpo.cli import main
 from kenpo.errors import InputError, RunError
 from kenpo.experience.addition import character_tokenizer
+from kenpo.models.scorer import Scorer
 from kenpo.trainer.demonstrations import FileSource, Row, Text, collate, encode
 from kenpo.trainer.fresh import Architecture
 from kenpo.trainer.sft import accumulate, run, token_mean_loss
@@ -87,26 +88,28 @@ def reference_loss(model, rows):
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 100])
 def test_loss_is_the_token_mean_of_the_whole_batch(model, micro_batch):
-    assert accumulate(model, ROWS, micro_batch, AS_IS) == pytest.approx(reference_loss(model, ROWS), abs=1e-12)
+    assert accumulate(Scorer(model), ROWS, micro_batch, AS_IS) == pytest.approx(reference_loss(model, ROWS), abs=1e-12)
 
 
 def test_gradient_does_not_depend_on_the_split(model):
     gradients = []
     for micro_batch in (1, 3, len(ROWS)):
         model.zero_grad()
-        accumulate(model, ROWS, micro_batch, AS_IS)
+        accumulate(Scorer(model), ROWS, micro_batch, AS_IS)
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     for other in gradients[1:]:
         assert (other - gradients[0]).norm() <= 1e-12 * gradients[0].norm()
 
 
 def test_row_order_changes_nothing(model):
-    assert accumulate(model, ROWS[::-1], 2, AS_IS) == pytest.approx(accumulate(model, ROWS, 2, AS_IS), abs=1e-12)
+    assert accumulate(Scorer(model), ROWS[::-1], 2, AS_IS) == pytest.approx(
+        accumulate(Scorer(model), ROWS, 2, AS_IS), abs=1e-12
+    )
 
 
 def test_prompt_tokens_get_no_gradient_from_their_own_prediction(model):
     """The embedding of the head at prompt-only targets: moving the prompt's logits changes no loss."""
-    loss = token_mean_loss(model, [Row([3, 4, 5], 2)], 1)
+    loss = token_mean_loss(Scorer(model), [Row([3, 4, 5], 2)], 1)
     alone = -torch.log_softmax(model(torch.tensor([[3, 4]])).logits[0, -1], -1)[5]
     assert loss.item() == pytest.approx(alone.item(), abs=1e-12)
 
@@ -312,5 +315,5 @@ def test_help_teaches_by_example(capsys):
 
 def test_training_does_not_change_the_model_it_was_handed(model):
     before = copy.deepcopy(model.state_dict())
-    accumulate(model, ROWS, 2, AS_IS)
+    accumulate(Scorer(model), ROWS, 2, AS_IS)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -49,3 +49,16 @@ class Verifier:
 
     def score(self, samples):
         return [Verdict(reward=self.reward(s.answer, i), status="ok") for i, s in enumerate(samples)]
+
+
+def updater_of(model, algorithm, config, passes, ranks=None, reference=None):
+    """An `Updater` on a new learner, as `kenpo.trainer.setup` would make it of these."""
+    from kenpo.learner.learner import Learner
+    from kenpo.models.scorer import Scorer
+    from kenpo.trainer.setup import learner_options
+    from kenpo.trainer.update import Updater
+
+    how = {"temperature": config.temperature, "packing": config.packing}
+    beside = None if reference is None else Scorer(reference, **how)
+    learner = Learner(Scorer(model, reference=beside, **how), learner_options(config, passes), ranks)
+    return Updater(learner, algorithm, config, passes, beside)

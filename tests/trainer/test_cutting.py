@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import kenpo
+from kenpo.learner.cutting import Unit, deal, microbatches, units
 from kenpo.models import packing, shared_prompt
 from kenpo.models.loading import load_model
+from kenpo.models.passes import prompt_keys
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import TrainConfig, resolve
-from kenpo.trainer.cutting import Unit, deal, microbatches, units
 from kenpo.trainer.plan import plan_passes
-from kenpo.trainer.step import Updater
 from kenpo.types import Rollouts
+from trainer.stubs import updater_of
 
 
 def rollouts(shapes, seed=0):
@@ -37,7 +38,7 @@ def rollouts(shapes, seed=0):
 
 def test_rows_alone_are_bucketed_by_length():
     batch = rollouts([(2, [4]), (2, [0]), (2, [8]), (2, [2]), (2, [2]), (2, [29])])
-    cut = units(batch, range(6), 12, share=False)
+    cut = units(batch, range(6), 12)
     assert sorted(u.width for u in cut) == [0, 3, 3, 5, 9, 30]
     buckets = microbatches(cut, 12)
     width = {u.rows[0]: u.width for u in cut}
@@ -48,12 +49,12 @@ def test_rows_alone_are_bucketed_by_length():
 def test_what_stands_behind_the_last_trainable_token_costs_nothing():
     batch = rollouts([(4, [6])])
     batch.mask[0, 6:] = False
-    assert units(batch, [0], 99, share=False) == [Unit((0,), 0, 5)]
+    assert units(batch, [0], 99) == [Unit((0,), 0, 5)]
 
 
 def test_a_family_counts_its_prompt_once_and_stays_together():
     batch = rollouts([(20, [3, 5, 4]), (20, [3, 3, 3]), (2, [6, 6, 6])])
-    cut = units(batch, range(9), 100, share=True)
+    cut = units(batch, range(9), 100, prompt_keys(batch))
     assert Unit((1, 2, 0), 19, 5) in cut  # the last prompt token runs with each row, the last token never
     assert Unit((3, 4, 5), 19, 3) in cut
     assert sum(len(u.rows) == 1 for u in cut) == 3
@@ -65,7 +66,7 @@ def test_a_family_counts_its_prompt_once_and_stays_together():
 
 def test_packed_rows_count_their_own_tokens():
     batch = rollouts([(1, [9, 2, 2, 2])])
-    cut = units(batch, range(4), 10**6, share=False)
+    cut = units(batch, range(4), 10**6)
     assert [u.cost for u in cut] == [9, 2, 2, 2]
     assert microbatches(cut, 15) == [[0], [1, 2, 3]]
     assert microbatches(cut, 15, packed=True) == [[0, 1, 2, 3]]
@@ -74,18 +75,18 @@ def test_packed_rows_count_their_own_tokens():
 
 def test_a_family_above_the_budget_is_split_evenly():
     batch = rollouts([(20, [4] * 8)])
-    cut = units(batch, range(8), 19 + 5 * 4, share=True)
+    cut = units(batch, range(8), 19 + 5 * 4, prompt_keys(batch))
     assert [len(u.rows) for u in cut] == [4, 4]
     assert all(u.prompt == 19 for u in cut)
     with pytest.warns(UserWarning, match="--microbatch-tokens 5 holds no two samples"):
-        assert [u.prompt for u in units(batch, range(8), 5, share=True)] == [0] * 8
+        assert [u.prompt for u in units(batch, range(8), 5, prompt_keys(batch))] == [0] * 8
 
 
 @pytest.mark.parametrize("size", [2, 3, 16])
 def test_ranks_share_units_without_overlap(size):
     batch = rollouts([(20, [3, 5, 4]), (20, [3, 3, 3]), (2, [6, 6, 6])])
-    cut = units(batch, range(9), 100, share=True)
-    dealt = [deal(cut, Ranks(rank, size)) for rank in range(size)]
+    cut = units(batch, range(9), 100, prompt_keys(batch))
+    dealt = deal(cut, size)
     assert sorted(r for part in dealt for u in part for r in u.rows) == list(range(9))
     if size == 2:
         loads = [sum(u.cost for u in part) for part in dealt]
@@ -111,9 +112,9 @@ def test_a_step_with_shared_prompts_is_the_step_without(models, monkeypatch, fam
         config = resolve(config)
         algorithm = kenpo.get(name)
         passes = replace(plan_passes(algorithm, config, 17), old=True)
-        updater = Updater(model, algorithm, config, passes, Ranks(), reference)
+        updater = updater_of(model, algorithm, config, passes, Ranks(), reference)
         with torch.no_grad():
-            mu = updater.terms(reference, batch).logp
+            mu = updater.reference.terms(batch).logp
         report = updater.update(batch.replace(logp_sampler=mu), None, 1)
         return torch.cat([p.grad.flatten() for p in model.parameters()]), report
 

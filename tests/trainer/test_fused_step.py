@@ -2,16 +2,17 @@
 
 import pytest
 import torch
+from scoring import policy_terms
 
 import kenpo
 from kenpo.models import backward, head
 from kenpo.models.loading import load_model
-from kenpo.models.policy import policy_terms
+from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import TrainConfig, resolve
 from kenpo.trainer.plan import ModelFacts, head_path, plan_passes
-from kenpo.trainer.step import Updater
 from kenpo.types import Rollouts
+from trainer.stubs import updater_of
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def step(folder, name, batch):
     config = resolve(TrainConfig(model=str(folder), microbatch_tokens=90, temperature=0.9, threads=1, grad_clip=0))
     algorithm = kenpo.get(name)
     passes = plan_passes(algorithm, config, 17)
-    report = Updater(model, algorithm, config, passes, Ranks(), reference).update(batch, None, 1)
+    report = updater_of(model, algorithm, config, passes, Ranks(), reference).update(batch, None, 1)
     return torch.cat([p.grad.flatten() for p in model.parameters()]), {**report.sums, **report.extremes}
 
 
@@ -66,7 +67,7 @@ def test_one_step_of_either_path(models, batch, monkeypatch, name, chunk):
 
 def test_the_plan_names_the_path(models):
     model, _ = load_model(str(models / "gpt2"))
-    facts = ModelFacts.of(model, "auto")
+    facts = ModelFacts.of(Scorer(model))
     config = resolve(TrainConfig(model=str(models / "gpt2"), microbatch_tokens=2**20))
 
     def path(name, **changes):
@@ -79,5 +80,5 @@ def test_the_plan_names_the_path(models):
     assert "are few" in path("grpo", microbatch_tokens=64)
     assert "top-k" in path("grpo", top_p=0.9)
     hook = model.lm_head.register_forward_hook(lambda m, a, out: out)
-    assert ModelFacts.of(model, "auto").chunk is None
+    assert ModelFacts.of(Scorer(model)).chunk is None
     hook.remove()

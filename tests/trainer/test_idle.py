@@ -4,18 +4,19 @@ import dataclasses
 
 import pytest
 import torch
+from scoring import policy_terms
 
 import kenpo
+from kenpo.learner import learner as learner_module
+from kenpo.learner.idle import idle_rows, why_none_is_idle
 from kenpo.models.loading import load_model
-from kenpo.models.policy import policy_terms
+from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.stages.base import Surrogate
-from kenpo.trainer import step as step_module
 from kenpo.trainer.config import TrainConfig, resolve
-from kenpo.trainer.idle import idle_rows, why_none_is_idle
 from kenpo.trainer.plan import backward_path, plan_passes
-from kenpo.trainer.step import Updater
 from kenpo.types import Rollouts
+from trainer.stubs import updater_of
 
 UNIFORM = {0: 1.0, 2: 0.0}  # group -> the outcome of all its rollouts
 IDLE = [r for r in range(16) if r // 4 in UNIFORM]
@@ -54,20 +55,21 @@ def one_step(models, name, batch):
             p.mul_(1.1)
     config = resolve(TrainConfig(model=str(folder), microbatch_tokens=90, temperature=0.9, threads=1, grad_clip=0))
     algorithm = algorithm_of(name)
-    updater = Updater(model, algorithm, config, plan_passes(algorithm, config, 17), Ranks(), reference)
+    updater = updater_of(model, algorithm, config, plan_passes(algorithm, config, 17), Ranks(), reference)
     places = {row.tobytes(): r for r, row in enumerate(batch.tokens.numpy())}
     seen = {True: [], False: []}
 
     def spy(function, grad):
-        def spied(model, rollouts, *args, **kw):
-            seen[grad] += [places[row.tobytes()] for row in rollouts.tokens.numpy()]
-            return function(model, rollouts, *args, **kw)
+        def spied(scorer, rollouts, *args, **kw):
+            if rollouts.mask.any():
+                seen[grad] += [places[row.tobytes()] for row in rollouts.tokens.numpy()]
+            return function(scorer, rollouts, *args, **kw)
 
         return spied
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_module, "policy_backward", spy(step_module.policy_backward, True))
-        patch.setattr(step_module, "policy_terms", spy(step_module.policy_terms, False))
+        patch.setattr(Scorer, "backward", spy(Scorer.backward, True))
+        patch.setattr(Scorer, "terms", spy(Scorer.terms, False))
         report = updater.update(batch, None, 1)
     flat = [torch.cat([t.flatten() for t in x]) for x in zip(*[(p.grad, p.detach()) for p in model.parameters()])]  # noqa: B905
     return *flat, {**report.sums, **report.extremes}, sorted(seen[True]), sorted(seen[False])
@@ -79,7 +81,7 @@ def test_alike_groups_are_only_measured(models, batch, monkeypatch, name):
     assert forward == IDLE
     assert forward_and_back == [r for r in range(16) if r not in IDLE]
     assert figures.pop("idle") == [8.0, 16.0]
-    monkeypatch.setattr(step_module, "idle_rows", lambda a, b: b.prepared.selected & False)
+    monkeypatch.setattr(learner_module, "idle_rows", lambda a, b: b.prepared.selected & False)
     every, moved_by_all, usual, forward_and_back, forward = one_step(models, name, batch)
     assert forward_and_back == list(range(16))
     assert forward == []

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scoring import policy_terms
 
 import kenpo
 from kenpo.batches import save_rollouts
 from kenpo.models.loading import load_model
-from kenpo.models.policy import policy_terms
 from kenpo.ranks import Ranks
 from kenpo.stages.base import Weight
 from kenpo.trainer.config import TrainConfig, resolve
 from kenpo.trainer.plan import plan_passes
-from kenpo.trainer.step import Updater
 from kenpo.types import Rollouts
+from trainer.stubs import updater_of
 
 ALGORITHMS = ["grpo", "dapo", "dr_grpo", "gspo", "sapo", "cispo"]
 SETTINGS = {
@@ -81,7 +81,7 @@ def one_step(folder, name, batch, budget=10**6, ranks=None, dtype="float64"):
     )
     algorithm = algorithm_of(name)
     passes = replace(plan_passes(algorithm, config, 17), reference=False)  # the batch brings its reference log-probs
-    updater = Updater(model, algorithm, config, passes, ranks or Ranks())
+    updater = updater_of(model, algorithm, config, passes, ranks or Ranks())
     updater.update(batch, None, 1)
     grads = torch.cat([p.grad.flatten() for p in model.parameters()])
     return grads, torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -144,6 +144,7 @@ def test_two_ranks_take_the_step_of_one(models, gpt2_batch, tmp_path):
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "KENPO_OUT": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
         "KENPO_MODEL": str(models / "gpt2"),
     }
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]

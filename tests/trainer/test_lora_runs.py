@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from kenpo.batches import load_rollouts
 from kenpo.cli import main
 from kenpo.errors import InputError
+from kenpo.learner.optimizer import OPTIMIZERS
 from kenpo.models.loading import load_model
 from kenpo.runs import checkpoint as checkpoints
 from kenpo.runs.callbacks import Callback
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.loop import train
-from kenpo.trainer.optimizer import OPTIMIZERS
 
 
 def lines(run):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kenpo.trainer.config import TrainConfig, resolve
-from kenpo.trainer.optimizer import Optimizer
+from kenpo.learner.optimizer import Optimizer, OptimizerOptions
 
 
 def made(dtype):
     model = torch.nn.Linear(3, 2).to(dtype)
-    return model, Optimizer(model, resolve(TrainConfig(grad_clip=0.0)))
+    return model, Optimizer(model.named_parameters(), OptimizerOptions(grad_clip=0.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

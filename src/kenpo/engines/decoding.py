@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kenpo.models.head import accepted_arguments, module_inputs
 from kenpo.models.loading import context_length, vocabulary_size
+from kenpo.models.passes import accepted_arguments, module_inputs
 from kenpo.models.trial import relative_difference
 
 

@@ -1,8 +1,8 @@
-"""Model and head forward and backward in one go, for whoever can tell d loss / d term from the terms of whole rollouts.
+"""From coefficients to gradients: the head walks over the hidden states of a pass in chunks, each with its terms.
 
-The hidden states are computed once with their graph. The head then walks over them in chunks (`fused_linear_logprob`:
-three matrix products) and the rollouts of a chunk get their coefficients at once; what is left is one backward pass
-from the gradient of the hidden states. Where that is not possible, the same numbers come through `policy_terms`.
+`fused_linear_logprob` makes a chunk's logits once; its terms go to the caller, who tells d loss / d term for whole
+rollouts, and three matrix products are all that the head costs. Where that is not possible, or not worth it, the same
+numbers come from autograd through the terms.
 """
 
 from __future__ import annotations
@@ -13,77 +13,104 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kenpo.models.head import FEW_LOGITS, find_head
-from kenpo.models.policy import Forward, forward, nothing, terms_of
+from kenpo.models.head import FEW_LOGITS, Head
+from kenpo.models.terms import OF_THE_VOCABULARY, Forward, scalar_terms, terms_of
+from kenpo.models.value_head import SCALARS
 from kenpo.ops.fused_logprob import Gains, chunk_positions, fused_linear_logprob
 from kenpo.ops.linear_logprob import Terms, Transform, linear_logprob
 from kenpo.types import Policy, Rollouts
 
 #: (rows, policy [rows,T], measure) -> d loss / d field [rows,T] by name. ``measure`` is true once for each row.
-Shares = Callable[[slice, Policy, bool], Mapping[str, Tensor]]
+Coefficients = Callable[[slice, Policy, bool], Mapping[str, Tensor]]
 
 
 class Piece(NamedTuple):
-    """Rollouts handled together: batch ``rows``, and the ``sizes`` of their chunks in positions (several: one rollout
+    """Rollouts handled together: batch ``rows``, and the ``sizes`` of their chunks in positions (several: one unit
     that does not fit a chunk)."""
 
     rows: slice
     sizes: tuple[int, ...]
 
 
-def policy_backward(
-    model: Any,
+def backward(
+    made: Forward,
     rollouts: Rollouts,
-    shares: Shares,
-    *,
+    coefficients: Coefficients,
     temperature: float,
-    want: frozenset[str] = frozenset(),
-    reference: Any = None,
-    packing: str = "auto",
+    want: frozenset[str],
+    *,
     divisible: bool = False,
+    units: Sequence[int] | None = None,
     chunk: int | None = None,
 ) -> None:
-    """Add to ``.grad`` the gradient of a loss whose derivatives in the policy's terms `shares` tells.
+    """Add to ``.grad`` the gradient of a loss whose derivatives in the terms of `made` the caller tells.
 
-    `shares` gets slices of the batch's rows with their terms (without graph, on the model's device), every row in
-    exactly one call with ``measure`` true. A rollout longer than `chunk` positions (default: by the logits' bytes) is
-    scored first and its chunks are made again (four products); if `divisible`, `shares` is asked for each of its chunks
-    instead, with zeros in the terms not yet known: right where a token's coefficient depends on that token alone.
-
-    Same arguments and errors as `policy_terms` otherwise, and the same gradient as its terms' backward pass, up to
-    rounding. Falls back on that one for few logits, ``support_ids``, ``kl_ref``, and a head that is not a bare Linear.
+    See `Scorer.backward`, which this is the second half of.
     """
-    made = forward(model, rollouts, temperature=temperature, want=want, reference=reference, packing=packing)
-    head = None if made is None else _fusible(made, want, chunk is not None)
-    if made is None or head is None:
-        policy = nothing(model, rollouts, want) if made is None else terms_of(made, rollouts, temperature, want)
-        _back_propagate(policy, shares(slice(0, len(rollouts)), policy.detach(), True))
+    head = _fusible(made, want, chunk is not None)
+    if head is None:
+        policy = terms_of(made, rollouts, temperature, want)
+        _back_propagate(policy, coefficients(slice(0, len(rollouts)), policy.detach(), True))
         return
-    d_states = head_backward(made, head, rollouts, shares, temperature, want, divisible, chunk)
-    if made.states.requires_grad:
-        made.states.backward(d_states)
+    states, ends = _leaf(made.states), None if made.ends is None else _leaf(made.ends)
+    with torch.enable_grad():
+        scalars = scalar_terms(made, states, ends, rollouts, want)
+    caller = _WithScalars(coefficients, scalars)
+    d_states = head_backward(
+        made, head, rollouts, caller, temperature, want, divisible=divisible, units=units, chunk=chunk
+    )
+    _back_propagate(Policy(**scalars) if scalars else None, caller.gains)
+    total = d_states if states.grad is None else d_states + states.grad
+    grads = [(made.states, total), (made.ends, None if ends is None else ends.grad)]
+    pairs = [(x, g) for x, g in grads if x is not None and g is not None and x.requires_grad]
+    if pairs:
+        torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_(x.requires_grad)
+
+
+class _WithScalars:
+    """Hands the caller the scalar heads' terms beside a chunk's, and keeps the gradients that come back for them."""
+
+    def __init__(self, coefficients: Coefficients, scalars: Mapping[str, Tensor]) -> None:
+        self.coefficients = coefficients
+        self.terms = {n: v.detach() for n, v in scalars.items()}
+        self.gains = {n: torch.zeros_like(v) for n, v in self.terms.items()}
+
+    def __call__(self, rows: slice, policy: Policy, measure: bool) -> Mapping[str, Tensor]:
+        if not self.terms:
+            return self.coefficients(rows, policy, measure)
+        found = self.coefficients(rows, policy.replace(**{n: v[rows] for n, v in self.terms.items()}), measure)
+        for name, gains in self.gains.items():
+            if name in found:
+                gains[rows] = found[name].to(gains)
+        return {n: g for n, g in found.items() if n not in SCALARS}
 
 
 def head_backward(
     made: Forward,
     head: tuple[Tensor, Tensor | None, Transform],
     rollouts: Rollouts,
-    shares: Shares,
+    coefficients: Coefficients,
     temperature: float,
-    want: frozenset[str] = frozenset(),
+    want: frozenset[str] = frozenset({"logp"}),
+    *,
     divisible: bool = False,
+    units: Sequence[int] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """The part of `policy_backward` that is the head's: adds to its ``.grad``, returns the hidden states' gradient."""
+    """The part of `backward` that is the vocabulary head's: adds to its ``.grad``, returns the states' gradient."""
     weight, bias, after = head
-    pieces = cut(torch.bincount(made.rows.row, minlength=len(rollouts)).tolist(), chunk or default_chunk(weight))
+    pieces = cut(made.rows.counts, chunk or default_chunk(weight), units)
     transform = after._replace(temperature=temperature)
-    walk = _Walk(made, rollouts, shares, pieces, want, divisible, weight, bias, transform)
+    walk = _Walk(made, rollouts, coefficients, pieces, want, divisible, weight, bias, transform)
     d_weight, d_bias = _accumulator(weight), None if bias is None else _accumulator(bias)
     d_states = fused_linear_logprob(
         made.states.detach(), weight.detach(), made.rows.target, [n for p in pieces for n in p.sizes], walk.gains,
         bias=None if bias is None else bias.detach(), transform=transform, entropy="entropy" in want, ids=made.topk,
-        d_weight=d_weight, d_bias=d_bias,
+        d_weight=d_weight, d_bias=d_bias, checked=True,
     )  # fmt: skip
     _settle(weight, d_weight)
     if bias is not None:
@@ -98,43 +125,48 @@ def default_chunk(weight: Tensor) -> int:
     return chunk_positions(weight.shape[0], dtype.itemsize, kind)
 
 
-def head_chunk(model: Any) -> int | None:
-    """Positions that the model's head takes at a time, or None where its logits are made whole."""
-    head = find_head(model)
+def head_chunk(head: Head | None) -> int | None:
+    """Positions that a head takes at a time, or None where its logits are made whole."""
     linear = None if head is None else head.linear()
     return None if linear is None or not linear[0].is_leaf else default_chunk(linear[0])
 
 
-def cut(counts: Sequence[int], chunk: int) -> list[Piece]:
+def cut(counts: Sequence[int], chunk: int, units: Sequence[int] | None = None) -> list[Piece]:
     """Rollouts with `counts` positions in order, as many to a piece as fill a chunk; a longer one by itself, in chunks.
+
+    `units` (None: each by itself) are the numbers of rollouts that have to stay together, in order.
 
     >>> [tuple(p.sizes) for p in cut([2, 0, 1, 7, 3], 3)]
     [(3,), (3, 3, 1), (3,)]
+    >>> [(p.rows.stop, p.sizes) for p in cut([2, 2, 1, 1], 5, [2, 2])]
+    [(2, (4,)), (4, (2,))]
     """
     pieces: list[Piece] = []
-    start = total = 0
-    for row, n in enumerate(counts):
+    start = total = row = 0
+    for size in units if units is not None else [1] * len(counts):
+        n = sum(counts[row : row + size])
         if total + n > chunk and row > start:
             pieces.append(Piece(slice(start, row), (total,)))
             start, total = row, 0
         total += n
+        row += size
         if n > chunk:
             sizes = [chunk] * (n // chunk) + [n % chunk] * (n % chunk > 0)
-            pieces.append(Piece(slice(row, row + 1), tuple(sizes)))
-            start, total = row + 1, 0
+            pieces.append(Piece(slice(start, row), tuple(sizes)))
+            start, total = row, 0
     if start < len(counts):
         pieces.append(Piece(slice(start, len(counts)), (total,)))
     return pieces
 
 
 class _Walk:
-    """Turns the terms of chunks into upstream gradients, whole rollouts at a time where the callback needs them."""
+    """Turns the terms of chunks into upstream gradients, whole rollouts at a time where the caller needs them."""
 
     def __init__(
         self,
         made: Forward,
         rollouts: Rollouts,
-        shares: Shares,
+        coefficients: Coefficients,
         pieces: Sequence[Piece],
         want: frozenset[str],
         divisible: bool,
@@ -142,7 +174,7 @@ class _Walk:
         bias: Tensor | None,
         transform: Transform,
     ) -> None:
-        self.made, self.rollouts, self.shares, self.want = made, rollouts, shares, want
+        self.made, self.rollouts, self.coefficients, self.want = made, rollouts, coefficients, want
         self.divisible, self.weight, self.bias, self.transform = divisible, weight, bias, transform
         self.chunks = self._chunks(pieces)
         self.known: dict[str, Tensor] = {}  # of a rollout in several chunks: its terms, or its coefficients
@@ -164,7 +196,7 @@ class _Walk:
             self._score(piece, at.start)
         elif first or self.divisible:
             self._fill(piece, row, column, terms)
-            self.known = dict(self.shares(piece.rows, Policy(**self.fields), last))
+            self.known = dict(self.coefficients(piece.rows, Policy(**self.fields), last))
         picked = {n: g.to(terms.logp)[row, column] for n, g in self._known_as(terms).items()}
         return Gains(picked.get("logp"), picked.get("entropy"), picked.get("topk_logp"))
 
@@ -179,16 +211,16 @@ class _Walk:
             field[row, column] = value
 
     def _score(self, piece: Piece, start: int) -> None:
-        """The coefficients of a rollout longer than a chunk, from a pass over it of its own."""
+        """The coefficients of rollouts longer than a chunk, from a pass over them of their own."""
         at = slice(start, start + sum(piece.sizes))
         made = self.made
         terms = linear_logprob(
             made.states[at].detach(), self.weight.detach(), made.rows.target[at],
             bias=None if self.bias is None else self.bias.detach(), transform=self.transform,
-            entropy="entropy" in self.want, ids=None if made.topk is None else made.topk[at],
+            entropy="entropy" in self.want, ids=None if made.topk is None else made.topk[at], checked=True,
         )  # fmt: skip
         self._fill(piece, made.rows.row[at] - piece.rows.start, made.rows.column[at], terms)
-        self.known = dict(self.shares(piece.rows, Policy(**self.fields), True))
+        self.known = dict(self.coefficients(piece.rows, Policy(**self.fields), True))
 
 
 def _named(terms: Terms) -> dict[str, Tensor]:
@@ -199,7 +231,7 @@ def _named(terms: Terms) -> dict[str, Tensor]:
 
 def _fusible(made: Forward, want: frozenset[str], forced: bool) -> tuple[Tensor, Tensor | None, Transform] | None:
     """The head's parts if its chunks can be fused; `forced`: however few the logits."""
-    if made.head is None or made.support is not None or "kl_ref" in want:
+    if made.head is None or made.support is not None or "kl_ref" in want or not want & OF_THE_VOCABULARY:
         return None
     linear = made.head.linear()
     if linear is None or not linear[0].is_leaf:
@@ -229,9 +261,9 @@ def _settle(parameter: Tensor, total: Tensor | None) -> None:
         parameter.grad.add_(total)
 
 
-def _back_propagate(policy: Policy, grads: Mapping[str, Tensor]) -> None:
+def _back_propagate(policy: Policy | None, grads: Mapping[str, Any]) -> None:
     """Back-propagate given coefficients through the policy's fields; a field without graph is left out."""
-    pairs = [(getattr(policy, name), grad) for name, grad in grads.items()]
+    pairs = [(getattr(policy, name), grad) for name, grad in grads.items()] if policy is not None else []
     pairs = [(value, grad.to(value)) for value, grad in pairs if value is not None and value.requires_grad]
     if pairs:
         torch.autograd.backward([v for v, _ in pairs], [g for _, g in pairs])

@@ -8,72 +8,66 @@ pass with gradient runs.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kenpo.errors import InputError
-from kenpo.models.head import module_inputs
+from kenpo.models.passes import call
+from kenpo.models.trial import probe_ids
 
-_enabled: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
-
-def enable_checkpointing(model: Any) -> None:
-    """Checkpoint every layer of the model in forward passes with gradient. InputError for a model that can't."""
+def enable_checkpointing(model: Any) -> list[Any]:
+    """The model's layers, ready for `checkpointed`. InputError for a model that can't, tried on a few tokens."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise InputError(
             f"--gradient-checkpointing: {type(model).__name__} has no layers that transformers can checkpoint; "
             "leave the option out and lower --microbatch-tokens instead"
         )
-    plain = _probe(model)
+    plain = _probe(model, [])
     for layer in layers:
         layer.gradient_checkpointing = True
-        layer._gradient_checkpointing_func = _checkpoint  # type: ignore[assignment]
+        layer._gradient_checkpointing_func = _checkpoint
         for name, value in vars(layer).items():  # dropout of the layer itself; in eval mode it does nothing anyway
             if "drop" in name and isinstance(value, float):
                 setattr(layer, name, 0.0)
-    _enabled[model] = layers
     try:
-        same = all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(plain, _probe(model), strict=True))
+        same = all(
+            torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(plain, _probe(model, layers), strict=True)
+        )
     except Exception as error:
         raise _refusal(model, str(error).splitlines()[0][:160]) from None
     if not same:
         raise _refusal(model, "its layers compute something else in training mode")
+    return layers
 
 
 def _refusal(model: Any, why: str) -> InputError:
-    del _enabled[model]
     return InputError(f"--gradient-checkpointing: {type(model).__name__} can't be checkpointed ({why}); leave it out")
 
 
-def _probe(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _probe(model: Any, layers: list[Any]) -> tuple[Tensor, Tensor]:
     """Logits of a few tokens, and their sum's gradient in the first parameter that is trained."""
     first = next((p for p in model.parameters() if p.requires_grad), None)
-    weight = model.get_input_embeddings().weight
-    ids = (torch.arange(1, 9, device=weight.device) * 7919 % int(weight.shape[0])).reshape(2, 4)
+    ids = probe_ids(model, 2, 4)
     model.eval()
-    with torch.autocast(weight.device.type, enabled=False), checkpointed(model):
-        logits = model(**module_inputs(model, ids)).logits.float()
+    with torch.autocast(ids.device.type, enabled=False), checkpointed(layers):
+        logits = call(model, ids).float()
     if first is None:
         return logits.detach(), logits.detach()
     (gradient,) = torch.autograd.grad(logits.square().mean(), first, allow_unused=True)
     return logits.detach(), torch.zeros_like(first) if gradient is None else gradient
 
 
-def checkpointing(model: Any) -> bool:
-    """Whether `enable_checkpointing` was called for the model and gradients are on."""
-    return torch.is_grad_enabled() and model in _enabled
-
-
 @contextlib.contextmanager
-def checkpointed(model: Any) -> Iterator[None]:
-    """Within it the forward pass keeps each layer's input only, if that was enabled for the model."""
-    layers = _enabled.get(model, []) if torch.is_grad_enabled() else []
+def checkpointed(layers: list[Any]) -> Iterator[None]:
+    """Within it a forward pass with gradient keeps each of these layers' input only."""
+    layers = layers if torch.is_grad_enabled() else []
     for layer in layers:
         layer.training = True
     try:

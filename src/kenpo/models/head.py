@@ -6,8 +6,6 @@ tries decoder, head and changes on a probe; where they don't give the model's ow
 
 from __future__ import annotations
 
-import inspect
-import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +13,8 @@ import torch
 from torch import Tensor
 
 from kenpo.errors import InputError
+from kenpo.models.passes import base_of, call
+from kenpo.models.trial import disagreement, probe_ids, reason_by_trial
 from kenpo.models.wide_head import WideHead
 from kenpo.ops.linear_logprob import Second, Transform, linear_logprob
 
@@ -112,7 +112,7 @@ def head_terms(
         against = Second(reference.states, w, b, then._replace(temperature=temperature))
     terms = linear_logprob(
         hidden, weight, targets, bias=bias, transform=after._replace(temperature=temperature),
-        entropy="entropy" in want, ids=topk, second=against,
+        entropy="entropy" in want, ids=topk, second=against, checked=True,
     )  # fmt: skip
     named = {"logp": terms.logp, "entropy": terms.entropy, "topk_logp": terms.ids_logp, "kl_ref": terms.kl}
     return {n: v for n, v in named.items() if v is not None}
@@ -130,7 +130,7 @@ def pick_terms(
     """The terms of `head_terms` from logits [N,V] and the reference's. ``support`` [N,K], -1 padded, restricts both."""
     x = tempered(logits, temperature)
     chosen = x.gather(-1, targets[:, None]).squeeze(-1)
-    outside = None if support is None else _outside(x, support, targets)
+    outside = None if support is None else _outside(x, support)
     if outside is not None:
         x = x.masked_fill(outside, -torch.inf)
     terms = {}
@@ -156,8 +156,6 @@ def _divergence(logp: Tensor, other: Tensor, outside: Tensor | None) -> Tensor:
     """KL [N] of log-probs [N,V] from the softmax of `other`, both over the same support."""
     if outside is None:
         outside = logp == -torch.inf  # ids that are never sampled, by a bias of -inf
-        if not bool(outside.any()):
-            return (logp.exp() * (logp - other.log_softmax(-1))).sum(-1)
         logq = other.log_softmax(-1)
     else:
         logq = other.masked_fill(outside, -torch.inf).log_softmax(-1)
@@ -178,67 +176,24 @@ def entropy_of(logp: Tensor) -> Tensor:
     return -(finite.exp() * finite).sum(-1)
 
 
-def _outside(x: Tensor, support: Tensor, targets: Tensor) -> Tensor:
+def _outside(x: Tensor, support: Tensor) -> Tensor:
     """Mask [N,V] of ids outside the support; a row whose support is empty keeps the whole vocabulary."""
-    real = support >= 0
-    free = ~real.any(-1)
-    strange = ~free & ~(support == targets[:, None]).any(-1)
-    if bool(strange.any()):
-        at = int(strange.nonzero()[0])
-        raise InputError(
-            f"support_ids: trained token {int(targets[at])} (the {at + 1}. of the microbatch) is outside the ids that "
-            "sampling kept there; it was not sampled with these top-k / top-p options"
-        )
-    rows = torch.arange(len(x), device=x.device)[:, None].expand_as(support)
-    inside = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
-    inside[rows[real], support[real]] = True
-    return ~(inside | free[:, None])
-
-
-def module_inputs(module: Any, ids: Tensor) -> dict[str, Any]:
-    """Arguments for a plain forward over left-aligned ids: positions count from 0, no cache."""
-    accepted = accepted_arguments(module)
-    inputs: dict[str, Any] = {"input_ids": ids}
-    if "attention_mask" in accepted:
-        inputs["attention_mask"] = torch.ones_like(ids)
-    if "use_cache" in accepted:
-        inputs["use_cache"] = False
-    return inputs
-
-
-def accepted_arguments(module: Any) -> frozenset[str]:
-    """Names of the arguments of a module's forward, looked up through decorators and adapters.
-
-    Where it takes any keyword, ``use_cache`` counts as accepted: some families read it from there only.
-    """
-    parameters = inspect.signature(_base(module).forward).parameters
-    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    return frozenset(parameters) | ({"use_cache"} if anything else frozenset())
-
-
-_heads: weakref.WeakKeyDictionary[Any, list[Head | None]] = weakref.WeakKeyDictionary()
+    real, size = support >= 0, x.shape[-1]
+    inside = torch.zeros((len(x), size + 1), dtype=torch.bool, device=x.device)
+    inside.scatter_(1, torch.where(real, support, size), True)
+    return ~(inside[:, :size] | ~real.any(-1, keepdim=True))
 
 
 def find_head(model: Any) -> Head | None:
-    """The model's decoder and head, or None where they don't reproduce its own logits. Proven once per model and head.
-
-    The proof runs outside autocast, whose cache would keep weights cast without a graph.
-    """
-    known = _heads.get(model)
-    if known is None or (known[0] is not None and known[0].module is not _base(model).get_output_embeddings()):
-        candidate = _candidate(model)
-        with torch.autocast(next(model.parameters()).device.type, enabled=False):
-            known = [candidate if candidate is not None and _proven(model, candidate) else None]
-        _heads[model] = known
-    return known[0]
-
-
-def _base(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    """The model's decoder and head, or None where they don't reproduce its own logits. Tried, not believed."""
+    candidate = _candidate(model)
+    if candidate is None or reason_by_trial(model, lambda: _fault(model, candidate)) is not None:
+        return None
+    return candidate
 
 
 def _candidate(model: Any) -> Head | None:
-    inner = _base(model)
+    inner = base_of(model)
     decoder, module = inner.base_model, inner.get_output_embeddings()
     if module is None or decoder is inner:
         return None
@@ -252,28 +207,21 @@ def _candidate(model: Any) -> Head | None:
     return Head(decoder, module, scale, divide, float(cap) if cap else None)
 
 
-@torch.no_grad()
-def _proven(model: Any, head: Head) -> bool:
-    """Whether decoder and head give the model's logits, for hidden states as they are and for much larger ones.
+def _fault(model: Any, head: Head) -> str | None:
+    """Why decoder and head don't give the model's logits, for hidden states as they are and for much larger ones.
 
     A fresh model's logits are small, where a soft cap hardly shows; so states are scaled on their way into the head.
     """
-    device = head.module.weight.device
-    size = int(model.get_input_embeddings().weight.shape[0])
-    ids = (torch.arange(1, 13, device=device) * 7919 % size).reshape(2, 6)
-    was_training = model.training
-    model.eval()
-    try:
-        plain = head.decoder(**module_inputs(head.decoder, ids)).last_hidden_state
-        reach = head.module(plain).float().abs().max().clamp_min(1e-6)
-        return all(_agrees(model, head, ids, plain, factor) for factor in (1.0, float(100.0 / reach)))
-    except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
-        return False
-    finally:
-        model.train(was_training)
+    ids = probe_ids(model, 2, 6)
+    plain = call(head.decoder, ids)
+    reach = head.module(plain).float().abs().max().clamp_min(1e-6)
+    for factor in (1.0, float(100.0 / reach)):
+        if (reason := _compare(model, head, ids, plain, factor)) is not None:
+            return reason
+    return None
 
 
-def _agrees(model: Any, head: Head, ids: Tensor, plain: Tensor, factor: float) -> bool:
+def _compare(model: Any, head: Head, ids: Tensor, plain: Tensor, factor: float) -> str | None:
     seen: list[Tensor] = []
 
     def scale_up(_module: Any, args: tuple) -> tuple:
@@ -282,12 +230,10 @@ def _agrees(model: Any, head: Head, ids: Tensor, plain: Tensor, factor: float) -
 
     hook = head.module.register_forward_pre_hook(scale_up)
     try:
-        own = model(**module_inputs(model, ids)).logits
+        own = call(model, ids)
     finally:
         hook.remove()
     if len(seen) != 1 or seen[0].shape != plain.shape:
-        return False
+        return "its head does not run once on the decoder's states"
     ours = head.logits(plain * factor)
-    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}.get(own.dtype, 2e-2)
-    same = ours.shape == own.shape
-    return same and bool((ours.double() - own.double()).abs().max() <= tolerance * own.double().abs().max())
+    return "logits of another shape" if ours.shape != own.shape else disagreement(ours, own, own, whole_pass=False)

@@ -100,50 +100,49 @@ def _settle(model: Any, wrapped: Any, where: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Starting:
-    """The policy that training started from, made of the trained model itself: with its adapter off, or with a frozen
-    copy of the adapter that it began with. `kenpo.models.policy` takes it wherever it takes a model."""
+class Chosen:
+    """Which adapter of a model is read in a pass: the one named, or None, the base alone."""
 
     model: Any
     adapter: str | None
 
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """The trained model's."""
-        return self.model.parameters()
-
     @contextlib.contextmanager
-    def active(self) -> Iterator[Any]:
-        """The model as it was. Nothing but which adapter is read is switched: no parameter's requires_grad."""
+    def active(self) -> Iterator[None]:
+        """Within it the model reads that one. Nothing else is switched: no parameter's requires_grad."""
         layers = list(_layers(self.model))
         before = [(m._active_adapter, m._disable_adapters) for m in layers]
         for m in layers:
             m._active_adapter, m._disable_adapters = [self.adapter or ACTIVE], self.adapter is None
         try:
-            yield self.model
+            yield
         finally:
             for m, (name, off) in zip(layers, before, strict=True):
                 m._active_adapter, m._disable_adapters = name, off
 
 
-def starting_policy(model: Any, trained: bool) -> Starting:
-    """The reference for a model with an adapter. ``trained``: the adapter has been trained already, so that the policy
-    now is base and adapter, and a frozen copy of the adapter is kept; else the base alone."""
-    if not trained:
-        return Starting(model, None)
-    wrapped = model._kenpo_adapter
+def policy_as_it_is(model: Any) -> Chosen:
+    """The policy that a model with an adapter is now, to be kept while the adapter goes on being trained.
+
+    An adapter that changes nothing yet (every B is 0) is left off; of any other a frozen copy is put beside it.
+    """
+    own = dict(model.named_parameters())
+    if not any(bool(p.any()) for n, p in own.items() if ".lora_B." in n or ".lora_embedding_B." in n):
+        return Chosen(model, None)
+    wrapped, trained = model._kenpo_adapter, {n: p.requires_grad for n, p in own.items()}
     with _quiet():
         wrapped.add_adapter(STARTING, wrapped.peft_config[ACTIVE])
     own = dict(model.named_parameters())
     with torch.no_grad():
         for name, p in own.items():
             if f".{STARTING}." in name:
-                source = own[name.replace(f".{STARTING}.", f".{ACTIVE}.")]
+                source_name = name.replace(f".{STARTING}.", f".{ACTIVE}.")
+                source = own[source_name]
                 p.data = source.detach().clone()
                 p.requires_grad_(False)
-                source.requires_grad_(True)
+                source.requires_grad_(trained[source_name])
     for m in _layers(model):
         m._active_adapter = [ACTIVE]
-    return Starting(model, STARTING)
+    return Chosen(model, STARTING)
 
 
 def _layers(model: Any) -> Iterator[Any]:

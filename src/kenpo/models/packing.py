@@ -7,16 +7,15 @@ products between rows are computed and thrown away, so packing pays where there 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from kenpo.errors import InputError, unknown_name
-from kenpo.models.head import accepted_arguments, module_inputs
-from kenpo.models.trial import Known, attention_of, reason_by_trial, relative_difference
+from kenpo.models.passes import accepted_arguments, call, to_device
+from kenpo.models.trial import attention_of, disagreement, probe_ids, reason_by_trial
 
 #: "auto" packs under a variable-length kernel, "on" under any attention, "off" never.
 PACKING = ("auto", "on", "off")
@@ -24,13 +23,11 @@ PACKING = ("auto", "on", "off")
 
 def run(module: Any, ids: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Output states [Σ lengths, H] of the rows' real tokens, and where each row starts. ``ids`` [R,W], left-aligned."""
-    length = torch.tensor(lengths, device=ids.device)
-    column = torch.arange(ids.shape[1], device=ids.device)
-    real = column < length[:, None]
-    positions = column.expand_as(ids)[real]
-    out = module(input_ids=ids[real][None], position_ids=positions[None], use_cache=False)
-    states = out.logits if hasattr(out, "logits") else out.last_hidden_state
-    return states[0], length.cumsum(0) - length
+    at = np.concatenate([np.arange(n) for n in lengths])  # positions count from 0 in every row
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    places, positions = to_device(row * ids.shape[1] + at, ids.device), to_device(at, ids.device)
+    states = call(module, ids.flatten()[places][None], positions=positions[None])[0]
+    return states, to_device(np.cumsum([0, *lengths[:-1]]), ids.device)
 
 
 def why_padded(model: Any, module: Any, packing: str) -> str | None:
@@ -47,31 +44,20 @@ def why_padded(model: Any, module: Any, packing: str) -> str | None:
     return reason
 
 
-_reasons: Known = weakref.WeakKeyDictionary()
-
-
 def reason_against(model: Any, module: Any) -> str | None:
-    """Why the model's rows can't be packed, or None. Proven once against a plain forward pass."""
-    return reason_by_trial(_reasons, model, lambda: _fault(module))
+    """Why the model's rows can't be packed, or None. Tried against a plain forward pass."""
+    return reason_by_trial(model, lambda: _fault(module))
 
 
 def _fault(module: Any) -> str | None:
-    missing = [n for n in ("position_ids", "use_cache") if n not in accepted_arguments(module)]
-    return f"its forward takes no {missing[0]}" if missing else _probe(module)
-
-
-@torch.no_grad()
-def _probe(module: Any) -> str | None:
     """Rows of several lengths, of one token too, packed and each by itself."""
-    weight = module.get_input_embeddings().weight
-    ids = (torch.arange(1, 29, device=weight.device) * 7919 % int(weight.shape[0])).reshape(4, 7)
-    lengths = [5, 1, 7, 3]
+    missing = [n for n in ("position_ids", "use_cache") if n not in accepted_arguments(module)]
+    if missing:
+        return f"its forward takes no {missing[0]}"
+    ids, lengths = probe_ids(module, 4, 7), [5, 1, 7, 3]
     states, starts = run(module, ids, lengths)
-    tolerance = {torch.float64: 1e-6, torch.float32: 1e-4}.get(states.dtype, 5e-2)
     for row, (start, n) in enumerate(zip(starts.tolist(), lengths, strict=True)):
-        out = module(**module_inputs(module, ids[row : row + 1, :n]))
-        plain = (out.logits if hasattr(out, "logits") else out.last_hidden_state)[0]
-        worst = relative_difference(states[start : start + n], plain, plain)
-        if not worst <= tolerance:
-            return f"packed states differ from each row's own by {worst:.1g} of their size"
+        plain = call(module, ids[row : row + 1, :n])[0]
+        if (difference := disagreement(states[start : start + n], plain, plain)) is not None:
+            return f"packed states differ from each row's own by {difference}"
     return None

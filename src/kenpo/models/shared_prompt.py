@@ -9,17 +9,15 @@ as one prompt at a time, and far quicker where prompts are short).
 
 from __future__ import annotations
 
-import warnings
-import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kenpo.models.checkpointing import checkpointing
-from kenpo.models.head import accepted_arguments, module_inputs
-from kenpo.models.trial import Known, reason_by_trial, relative_difference
+from kenpo.models.passes import accepted_arguments, cache_name, call, to_device
+from kenpo.models.trial import disagreement, probe_ids, reason_by_trial
 
 # When it pays, measured forward and backward on a CPU, hidden sizes 192 to 384, groups of 2 to 8, prompts of one length
 # and of many: sharing that saves 9 % of a group's tokens took 0.93 to 0.95 of the time, 17 % 0.76 to 0.90, 24 % 0.69 to
@@ -44,9 +42,9 @@ def saved(prompt: int, lengths: Sequence[int]) -> int:
     return spared if spared >= LEAST_SHARE * sum(lengths) and spared > 0 else 0
 
 
-def families(prefixes: Sequence[bytes], prompts: Sequence[int], lengths: Sequence[int]) -> tuple[list[Family], int]:
-    """Rows with identical prefixes for which sharing pays, and the tokens it saves in all."""
-    same: dict[bytes, list[int]] = {}
+def families(prefixes: Sequence[Hashable], prompts: Sequence[int], lengths: Sequence[int]) -> tuple[list[Family], int]:
+    """Rows with equal `prefixes` for which sharing pays, and the tokens it saves in all."""
+    same: dict[Hashable, list[int]] = {}
     for row, prefix in enumerate(prefixes):
         same.setdefault(prefix, []).append(row)
     found, spared = [], 0
@@ -68,42 +66,29 @@ class Shared(NamedTuple):
 
 def run(module: Any, ids: Tensor, lengths: Sequence[int], found: Sequence[Family]) -> Shared:
     """Run the families' prompts once and their rows from there. ``ids`` [R,W] hold real tokens from the left."""
-    device = ids.device
     rows = [r for family in found for r in family.rows]
-    index = torch.tensor(rows, device=device)
-    owner = torch.repeat_interleave(torch.tensor([len(f.rows) for f in found])).to(device)
-    prompts = torch.tensor([f.prompt for f in found], device=device)
-    widest = max(f.prompt for f in found)
-    place = torch.arange(widest, device=device) - (widest - prompts)[:, None]  # [F,P], negative on the padding
-    first = torch.tensor([f.rows[0] for f in found], device=device)
-    padded = any(f.prompt < widest for f in found)
-    cache = _new_cache(module)
-    _forward(module, ids[first[:, None], place.clamp_min(0)], place.clamp_min(0), place >= 0 if padded else None, cache)
+    owner = np.repeat(np.arange(len(found)), [len(f.rows) for f in found])
+    prompts = np.array([f.prompt for f in found])
+    widest, size = int(prompts.max()), ids.shape[1]
+    place = np.arange(widest) - (widest - prompts)[:, None]  # [F,P], negative on the padding
+    first = np.array([f.rows[0] for f in found])[:, None] * size
     offset = prompts[owner]
     width = max(lengths[r] - f.prompt for f in found for r in f.rows)
-    positions = offset[:, None] + torch.arange(width, device=device)
     # What stands beyond a row's end is padding at the right, which nothing attends to and nothing reads.
-    rest = ids[index[:, None], positions.clamp_max(ids.shape[1] - 1)]
-    last = torch.tensor([lengths[r] for r in rows], device=device)[:, None] - 1
-    positions = torch.minimum(positions, last)
-    real = place >= 0 if padded else None
-    _hand_out(cache, owner, len(found))
-    mask = None if real is None else torch.cat([real[owner], torch.ones_like(positions, dtype=torch.bool)], 1)
-    return Shared(_forward(module, rest, positions, mask, cache), index, offset)
-
-
-def _forward(module: Any, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
-    inputs = {"input_ids": ids, "position_ids": positions, "use_cache": cache is not None}
-    if cache is not None:
-        inputs[_cache_name(module)] = cache
-    if mask is not None:
-        inputs["attention_mask"] = mask.long()
-    out = module(**inputs)
-    return out.logits if hasattr(out, "logits") else out.last_hidden_state
-
-
-def _cache_name(module: Any) -> str:
-    return "cache" if "cache" in accepted_arguments(module) else "past_key_values"
+    positions = offset[:, None] + np.arange(width)
+    rest = np.array(rows)[:, None] * size + positions.clip(max=size - 1)
+    positions = np.minimum(positions, np.array([lengths[r] for r in rows])[:, None] - 1)
+    laid = (
+        to_device(x, ids.device) for x in (place.clip(0), place >= 0, first + place.clip(0), rest, positions, owner)
+    )
+    at, real, head, rest_at, positions_at, whose = laid
+    padded = bool((place < 0).any())
+    cache, flat = _new_cache(module), ids.flatten()
+    call(module, flat[head], positions=at, mask=real if padded else None, cache=cache)
+    _hand_out(cache, whose, len(found))
+    mask = torch.cat([real[whose], torch.ones_like(positions_at, dtype=torch.bool)], 1) if padded else None
+    states = call(module, flat[rest_at], positions=positions_at, mask=mask, cache=cache)
+    return Shared(states, to_device(np.array(rows), ids.device), to_device(offset, ids.device))
 
 
 def _new_cache(module: Any) -> Any:
@@ -126,30 +111,15 @@ def _hand_out(cache: Any, owner: Tensor, prompts: int) -> None:
 
 # -- whether a model can ------------------------------------------------------------------------------------------
 
-_reasons: Known = weakref.WeakKeyDictionary()
-
 
 def reason_against(model: Any, module: Any) -> str | None:
-    """Why the model's prompts can't be shared in training, or None. Proven once against a plain forward pass."""
-    if checkpointing(model):
-        return "gradient checkpointing runs layers twice, which would fill a cache twice"
-    return reason_by_trial(_reasons, model, lambda: _fault(module))
-
-
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def warn_once(model: Any, reason: str) -> None:
-    """Say, once per model, that a batch which would gain runs every prompt once per row."""
-    if model not in _warned:
-        _warned.add(model)
-        name = type(model).__name__
-        warnings.warn(f"{name}: prompts run once per sample, exact but slower ({reason})", stacklevel=4)
+    """Why the model's prompts can't be shared, or None. Tried against a plain forward pass."""
+    return reason_by_trial(model, lambda: _fault(module))
 
 
 def _fault(module: Any) -> str | None:
     accepted = accepted_arguments(module)
-    missing = [n for n in (_cache_name(module), "attention_mask", "position_ids", "use_cache") if n not in accepted]
+    missing = [n for n in (cache_name(module), "attention_mask", "position_ids", "use_cache") if n not in accepted]
     if missing:
         return f"its forward takes no {missing[0]}"
     from transformers.cache_utils import DynamicLayer
@@ -162,20 +132,14 @@ def _fault(module: Any) -> str | None:
     return _probe(module)
 
 
-@torch.no_grad()
 def _probe(module: Any) -> str | None:
     """Two prompts of different lengths, two rows each, against the same rows in a plain forward pass."""
-    weight = module.get_input_embeddings().weight
-    ids = (torch.arange(1, 29, device=weight.device) * 7919 % int(weight.shape[0])).reshape(4, 7)
+    ids, lengths = probe_ids(module, 4, 7), [7, 6, 5, 7]
     ids[1, :4], ids[3, :2] = ids[0, :4], ids[2, :2]
-    lengths = [7, 6, 5, 7]
     shared = run(module, ids, lengths, [Family([0, 1], 4), Family([2, 3], 2)])
-    out = module(**module_inputs(module, ids))
-    plain = out.logits if hasattr(out, "logits") else out.last_hidden_state
-    tolerance = {torch.float64: 1e-6, torch.float32: 1e-4}.get(plain.dtype, 5e-2)
+    plain = call(module, ids)
     for k, (row, start) in enumerate(zip(shared.rows.tolist(), shared.offset.tolist(), strict=True)):
         n = lengths[row] - start
-        worst = relative_difference(shared.states[k, :n], plain[row, start : start + n], plain)
-        if not worst <= tolerance:
-            return f"its states differ from a plain forward pass by {worst:.1g} of their size"
+        if (difference := disagreement(shared.states[k, :n], plain[row, start : start + n], plain)) is not None:
+            return f"its states differ from a plain forward pass by {difference}"
     return None

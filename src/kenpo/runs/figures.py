@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kenpo.trainer.collect import Collected
-    from kenpo.trainer.step import Report
+    from kenpo.trainer.update import Report
 
 
 def step_figures(step: int, collected: Collected, report: Report, correct_at: float) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class Run:
                 f"note: versions differ from the checkpoint's ({', '.join(changed)}): not bit for bit", file=sys.stderr
             )
         state.versions = versions()
-        self.parts.updater.optimizer.load(tensors)
+        self.parts.updater.learner.load(tensors)
         self.parts.engine.set_weights(state.step)
         self.state, self.base_seconds, self.saved_at = state, state.seconds, state.step
         restore_rng(tensors, rng)
@@ -221,9 +221,7 @@ class Run:
         if not self.ranks.first or self.saved_at == self.state.step:
             return
         self.state.seconds = self._seconds()
-        path = self.folder.save(
-            self.state, self.parts.model, self.parts.tokenizer, self.parts.updater.optimizer.state()
-        )
+        path = self.folder.save(self.state, self.parts.model, self.parts.tokenizer, self.parts.updater.learner.state())
         self.saved_at = self.state.step
         self._tell("on_checkpoint", self.state.step, path)
 

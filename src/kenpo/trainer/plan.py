@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from kenpo.errors import InputError
+from kenpo.learner.idle import why_none_is_idle
+from kenpo.learner.learner import couples_tokens
 from kenpo.models.backward import head_chunk
 from kenpo.models.head import FEW_LOGITS
-from kenpo.models.loading import context_length
-from kenpo.models.policy import pads_rows, shares_prompts
+from kenpo.models.scorer import Scorer
 from kenpo.models.shared_prompt import LEAST_SHARE
-from kenpo.stages.base import Scope, reads_policy, snake
+from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
-from kenpo.trainer.idle import why_none_is_idle
 from kenpo.types import Rollouts
 
 ONE_PHASE = "every weight can be made inside its own microbatch"
@@ -90,16 +90,6 @@ def _two_phase(algorithm: Any, old: bool) -> str | None:
     return algorithm.two_phase(probe.replace(logp_old=zeros) if old else probe)
 
 
-def couples_tokens(algorithm: Any, fresh: bool) -> str | None:
-    """The first stage that makes a token's coefficient depend on other tokens of its rollout under the policy, or None.
-
-    Without one, a rollout's coefficients can be told a few tokens at a time. ``fresh``: the batch has no ``logp_old``.
-    """
-    waiting = [s for s in algorithm.weights if reads_policy(s, fresh)]
-    live = [algorithm.ratio, algorithm.surrogate, *algorithm.regularizers, *waiting]
-    return next((snake(s) for s in live if s is not None and s.span > Scope.TOKEN), None)
-
-
 def _who(algorithm: Any, name: str) -> str:
     return " and ".join(snake(s) for s in algorithm.stages if name in s.needs)
 
@@ -133,8 +123,9 @@ class ModelFacts:
     padded: str | None  # why rows are padded; None: they are packed
 
     @classmethod
-    def of(cls, model: Any, packing: str) -> ModelFacts:
-        """Read them off a loaded model. InputError where ``packing="on"`` can't be."""
+    def of(cls, scorer: Scorer) -> ModelFacts:
+        """Read them off a loaded model."""
+        model = scorer.model
         c = model.config.get_text_config(decoder=True)
         heads = getattr(c, "num_attention_heads", None) or 1
         hidden = getattr(c, "hidden_size", None) or 1
@@ -143,9 +134,9 @@ class ModelFacts:
         return cls(
             sum(p.numel() for p in parameters), parameters[0].element_size(),
             getattr(c, "num_hidden_layers", None) or 1, hidden,
-            int(model.get_input_embeddings().weight.shape[0]), width, head_chunk(model),
-            sum(p.numel() for p in parameters if p.requires_grad), shares_prompts(model),
-            context_length(model), pads_rows(model, packing),
+            int(model.get_input_embeddings().weight.shape[0]), width, head_chunk(scorer.head),
+            sum(p.numel() for p in parameters if p.requires_grad), scorer.why_unshared(),
+            scorer.context, scorer.padded,
         )  # fmt: skip
 
 

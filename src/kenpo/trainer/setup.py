@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +17,16 @@ from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.tasks import Task, load_task
 from kenpo.experience.verifiers import Verifier, load_verifier
-from kenpo.models.checkpointing import enable_checkpointing
+from kenpo.learner.learner import Learner, LearnerOptions
+from kenpo.learner.optimizer import OptimizerOptions
 from kenpo.models.loading import check_system, load_model
-from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter, starting_policy
+from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
+from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.trainer.collect import Collector, sampling_options
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.plan import SUPPLIED, ModelFacts, Passes, check_group_size, plan_passes
-from kenpo.trainer.step import Updater
+from kenpo.trainer.update import Updater
 
 
 @dataclass
@@ -137,11 +138,13 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
         raise InputError(
             f"{config.model}: a quantized model, whose weights can't be trained and saved; dequantize it first"
         )
-    if config.gradient_checkpointing:
-        enable_checkpointing(model)
-    facts = ModelFacts.of(model, config.packing)
+    scorer = Scorer(
+        model, temperature=config.temperature, packing=config.packing, checkpointing=config.gradient_checkpointing
+    )
+    facts = ModelFacts.of(scorer)
     passes = plan_passes(inputs.algorithm, config, facts.vocabulary)
-    reference = open_reference(config, model, device, checkpoint) if passes.reference else None
+    if passes.reference:
+        scorer.reference = open_reference(config, scorer, device, checkpoint)
     if checkpoint and is_adapted(model):
         restore_adapter(model, checkpoint)
     assert config.max_tokens is not None
@@ -159,7 +162,8 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
             correct_at=config.correct_at, batch=config.eval_batch,
         )  # fmt: skip
     collector = Collector(config, inputs.algorithm, inputs.task, inputs.verifier, engine, prompts, ranks)
-    updater = Updater(model, inputs.algorithm, config, passes, ranks, reference)
+    learner = Learner(scorer, learner_options(config, passes), ranks)
+    updater = Updater(learner, inputs.algorithm, config, passes, scorer.reference)
     return Parts(
         config, inputs.algorithm, ranks, model, tokenizer, engine, collector, updater, evaluator, passes, facts
     )
@@ -183,13 +187,19 @@ def open_model(config: TrainConfig, device: str, checkpoint: Path | None) -> tup
     return model, tokenizer
 
 
-def open_reference(config: TrainConfig, model: Any, device: str, checkpoint: Path | None) -> Any:
-    """The policy that the run started from, frozen. With an adapter it is the trained model itself, see `Starting`."""
-    if is_adapted(model):
-        return starting_policy(model, trained=not config.lora_rank)
-    if not checkpoint:
-        return copy.deepcopy(model).requires_grad_(False)
-    return load_model(config.model, trainable=False, **how_loaded(config, device))[0]
+def open_reference(config: TrainConfig, scorer: Scorer, device: str, checkpoint: Path | None) -> Scorer:
+    """The policy that the run started from, frozen. With an adapter it is the trained model itself."""
+    if is_adapted(scorer.model) or not checkpoint:
+        return scorer.frozen()
+    model = load_model(config.model, trainable=False, **how_loaded(config, device))[0]
+    return Scorer(model, temperature=config.temperature, packing=config.packing)
+
+
+def learner_options(config: TrainConfig, passes: Passes) -> LearnerOptions:
+    """The numbers of a learner that the configuration settles."""
+    assert config.betas is not None
+    how = OptimizerOptions(config.optimizer, config.betas, config.weight_decay, config.grad_clip)
+    return LearnerOptions(config.microbatch_tokens, frozenset({"entropy"} if passes.entropy else ()), how)
 
 
 def how_loaded(config: TrainConfig, device: str) -> dict[str, Any]:

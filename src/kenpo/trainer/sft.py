@@ -141,33 +141,34 @@ def _evaluation(config: SFTConfig, model: Any, tokenizer: Any) -> Callable[[], f
     return measure
 
 
-def token_mean_loss(model: Any, rows: Sequence[Row], total: int) -> Tensor:
+def token_mean_loss(scorer: Any, rows: Sequence[Row], total: int) -> Tensor:
     """The share of `rows` in the batch loss: the sum of -log p over their response tokens, divided by `total`.
 
     `total` is the number of response tokens of the whole batch, so shares of microbatches add up to the batch's mean.
     """
     import torch
 
-    from kenpo.models.policy import policy_terms
     from kenpo.trainer.demonstrations import collate
     from kenpo.types import Rollouts
 
-    tokens, mask = (x.to(model.device) for x in collate(rows))
+    tokens, mask = (x.to(scorer.device) for x in collate(rows))
     nothing = torch.zeros(len(rows), device=tokens.device)
     batch = Rollouts(tokens=tokens, mask=mask, group=nothing.long(), rewards=nothing)
-    logp = policy_terms(model, batch, temperature=1.0).logp
+    logp = scorer.graph(batch).logp
     assert logp is not None
     return -logp[mask].sum() / total
 
 
-def accumulate(model: Any, rows: Sequence[Row], micro_batch: int, autocast: contextlib.AbstractContextManager) -> float:
+def accumulate(
+    scorer: Any, rows: Sequence[Row], micro_batch: int, autocast: contextlib.AbstractContextManager
+) -> float:
     """Add the gradient of the batch loss to the parameters and return the loss; equal for every `micro_batch`."""
     total = sum(len(row.ids) - row.prompt for row in rows)
     rows = sorted(rows, key=lambda row: len(row.ids))  # alike lengths together: less padding
     value = 0.0
     for start in range(0, len(rows), micro_batch):
         with autocast:
-            loss = token_mean_loss(model, rows[start : start + micro_batch], total)
+            loss = token_mean_loss(scorer, rows[start : start + micro_batch], total)
         loss.backward()
         value += loss.item()
     return value
@@ -180,8 +181,10 @@ def _train(
     import torch
 
     from kenpo.models.loading import context_length
+    from kenpo.models.scorer import Scorer
     from kenpo.trainer.demonstrations import encode
 
+    scorer = Scorer(model)
     context = context_length(model)
     optimizer = _optimizer(config, model)
     assert config.micro_batch is not None
@@ -193,7 +196,7 @@ def _train(
                 group["lr"] = rate
             optimizer.zero_grad(set_to_none=True)
             autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16")
-            loss = accumulate(model, rows, config.micro_batch, autocast)
+            loss = accumulate(scorer, rows, config.micro_batch, autocast)
             limit = config.grad_clip or math.inf
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
             if not (math.isfinite(loss) and math.isfinite(norm)):

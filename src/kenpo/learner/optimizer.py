@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kenpo.errors import InputError, RunError
-from kenpo.trainer.config import TrainConfig
 
 # By name in the configuration: module, class and package. Moments of 8 or 4 bits; paged ones move to the CPU when a
 # GPU runs out.
@@ -24,38 +24,45 @@ OPTIMIZERS = {
 }
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """The learning rate of `step` (1-based): linear warm-up to ``lr``, then constant, linear or cosine towards 0."""
-    assert config.lr is not None
-    assert config.warmup is not None
-    assert config.steps is not None
-    if step <= config.warmup:
-        return config.lr * step / config.warmup
-    left = (config.steps - step + 1) / max(1, config.steps - config.warmup)  # 1 at first, above 0 at the last step
-    if config.schedule == "linear":
-        return config.lr * left
-    if config.schedule == "cosine":
-        return config.lr * 0.5 * (1 + math.cos(math.pi * (1 - left)))
-    return config.lr
+def learning_rate(step: int, *, lr: float, warmup: int, steps: int, schedule: str = "constant") -> float:
+    """The learning rate of `step` (1-based): linear warm-up to `lr`, then constant, linear or cosine towards 0."""
+    if step <= warmup:
+        return lr * step / warmup
+    left = (steps - step + 1) / max(1, steps - warmup)  # 1 at first, above 0 at the last step
+    if schedule == "linear":
+        return lr * left
+    if schedule == "cosine":
+        return lr * 0.5 * (1 + math.cos(math.pi * (1 - left)))
+    return lr
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """``name`` is "adamw" or one of OPTIMIZERS, ``grad_clip`` the largest norm of a gradient (0: any); ``weight_decay``
+    acts on matrices."""
+
+    name: str = "adamw"
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
 
 
 class Optimizer:
     """Updates a model's trainable parameters in place. Weight decay acts on matrices only."""
 
-    def __init__(self, model: Any, config: TrainConfig) -> None:
-        self.named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    def __init__(self, named: Iterable[tuple[str, Tensor]], options: OptimizerOptions) -> None:
+        self.named = {n: p for n, p in named if p.requires_grad}
         if not self.named:
             raise RunError("the model has no trainable parameter")
         low = (torch.bfloat16, torch.float16)
         self.masters = {n: p.detach().float().clone() for n, p in self.named.items() if p.dtype in low}
-        self.grad_clip = config.grad_clip
+        self.grad_clip = options.grad_clip
         moved = {n: self.masters.get(n, p) for n, p in self.named.items()}
         groups = [
-            {"params": [p for p in moved.values() if p.dim() >= 2], "weight_decay": config.weight_decay},
+            {"params": [p for p in moved.values() if p.dim() >= 2], "weight_decay": options.weight_decay},
             {"params": [p for p in moved.values() if p.dim() < 2], "weight_decay": 0.0},
         ]
-        assert config.betas is not None
-        self.inner = _make(config.optimizer, [g for g in groups if g["params"]], config.betas)
+        self.inner = _make(options.name, [g for g in groups if g["params"]], options.betas)
         self._moved = moved
 
     def parameters(self) -> list[Tensor]:

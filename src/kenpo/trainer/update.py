@@ -1,0 +1,121 @@
+"""One rollout batch into optimizer steps: the passes that come before, the minibatches, and what each of them did."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import kenpo
+from kenpo.learner.figures import Sums
+from kenpo.learner.learner import Learner
+from kenpo.learner.optimizer import learning_rate
+from kenpo.models.passes import prompt_keys
+from kenpo.models.scorer import Scorer
+from kenpo.seeds import stable_seed
+from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.plan import Passes
+from kenpo.types import Prepared, Rollouts
+
+
+@dataclass
+class Report:
+    """What one batch's updates did. ``sums`` name -> [sum, count]; ``extremes`` name -> maximum."""
+
+    rollouts: Rollouts
+    state: Any
+    sums: Sums = field(default_factory=dict)
+    extremes: dict[str, float] = field(default_factory=dict)
+    updates: int = 0
+    trained: int = 0
+    lr: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, total: float, count: float) -> None:
+        """Add to a summed figure."""
+        entry = self.sums.setdefault(name, [0.0, 0.0])
+        entry[0] += total
+        entry[1] += count
+
+
+class Updater:
+    """Trains a learner on rollout batches, with one algorithm and a plan of its passes."""
+
+    def __init__(
+        self, learner: Learner, algorithm: Any, config: TrainConfig, passes: Passes, reference: Scorer | None = None
+    ) -> None:
+        self.learner, self.algorithm, self.config = learner, algorithm, config
+        self.passes, self.reference = passes, reference
+
+    def score(self, rollouts: Rollouts, prompts: Sequence[int], seconds: dict[str, float]) -> Rollouts:
+        """`rollouts` with the old and the reference log-probs that the plan asks for."""
+        for name, wanted, scorer in (
+            ("logp_old", self.passes.old, self.learner.scorer),
+            ("logp_ref", self.passes.reference and "logp_ref" in self.algorithm.needs, self.reference),
+        ):
+            if wanted:
+                began = time.perf_counter()
+                logp = self.learner.terms(rollouts, prompts=prompts, scorer=scorer).logp
+                assert logp is not None
+                rollouts = rollouts.replace(**{name: logp.to(rollouts.mask.device)})
+                seconds[name.removeprefix("logp_")] = time.perf_counter() - began
+        return rollouts
+
+    def update(self, rollouts: Rollouts, state: Any, step: int) -> Report:
+        """Prepare the batch, then take its optimizer steps: ``epochs`` times ``minibatches`` of them."""
+        seconds: dict[str, float] = {}
+        prompts = prompt_keys(rollouts)
+        rollouts = self.score(rollouts, prompts, seconds)
+        prepared = kenpo.prepare(self.algorithm, rollouts, state)
+        report = Report(rollouts, prepared.state, lr=self._rate(step), seconds=seconds)
+        report.trained = int((rollouts.mask & prepared.selected.unsqueeze(1)).sum())
+        report.add("selected", float(prepared.selected.sum()), len(rollouts))
+        began = time.perf_counter()
+        for epoch in range(self.config.epochs):
+            for rows in self.minibatches(prepared, step, epoch):
+                self._one_update(prepared[rows], [prompts[r] for r in rows], report)
+        seconds["update"] = time.perf_counter() - began
+        return report
+
+    def _rate(self, step: int) -> float:
+        config = self.config
+        assert config.lr is not None
+        assert config.warmup is not None
+        assert config.steps is not None
+        return learning_rate(step, lr=config.lr, warmup=config.warmup, steps=config.steps, schedule=config.schedule)
+
+    def minibatches(self, prepared: Prepared, step: int, epoch: int) -> list[list[int]]:
+        """Rows of each minibatch: whole groups, shuffled by a seed of their own where there is more than one."""
+        number = self.config.minibatches
+        if number == 1:
+            return [list(range(len(prepared)))]
+        group = prepared.rollouts.group
+        names = torch.unique(group)
+        generator = torch.Generator().manual_seed(stable_seed(self.config.seed, step, epoch, 0x6D62))
+        order = names[torch.randperm(len(names), generator=generator)]
+        number = min(number, len(names))
+        cuts = [len(names) * i // number for i in range(number + 1)]
+        return [torch.isin(group, order[a:b]).nonzero().squeeze(1).tolist() for a, b in itertools.pairwise(cuts)]
+
+    def _one_update(self, minibatch: Prepared, prompts: Sequence[int], report: Report) -> None:
+        """One optimizer step; none for a minibatch without a trainable token, where AdamW would move by momentum."""
+        if not bool((minibatch.rollouts.mask & minibatch.selected.unsqueeze(1)).any()):
+            report.add("update_skipped", 1.0, 1.0)
+            return
+        report.add("update_skipped", 0.0, 1.0)
+        figures = self.learner.gradient(minibatch, self.algorithm, prompts)
+        sums, extremes = figures.read(self.learner.ranks)
+        if report.updates and minibatch.rollouts.logp_old is None:
+            extremes.pop("sampler_gap", None)  # π_θ has moved away from π_old: not the sampler's doing
+        for name, (total, count) in sums.items():
+            report.add(name, total, count)
+        for name, value in extremes.items():
+            report.extremes[name] = max(report.extremes.get(name, -math.inf), value)
+        report.add("loss", 0.0, 1.0)
+        report.add("grad_norm", self.learner.step(report.lr), 1.0)
+        report.updates += 1
