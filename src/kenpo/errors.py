@@ -64,6 +64,10 @@ class NoDivergenceWarning(UserWarning):
     Usually the sampler's log-probs were scored again by the trainer instead of being recorded."""
 
 
+class HostWarning(UserWarning):
+    """A trainer of another library does something otherwise than the algorithm asks, and can't be made to."""
+
+
 class LongResponseWarning(UserWarning):
     """A criterion that is known to fail on long responses is used alone on them."""
 
