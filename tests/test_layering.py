@@ -13,7 +13,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 
-FOUNDATION = {"types", "fields", "errors", "jsonfile", "seeds", "divergence"}
+FOUNDATION = {"types", "fields", "errors", "jsonfile", "seeds", "divergence", "nested"}
 OBJECTIVE = FOUNDATION | {"ops", "stages", "settings", "metrics", "checks", "order", "algorithm"}
 CATALOGUE = {"algorithms", "loading", "casefile"}
 MACHINERY = {"batches", "preference", "models", "engines", "experience", "ranks", "runs", "learner"}
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "jsonfile": {"errors"},
     "divergence": {"errors"},
     "seeds": set(),
+    "nested": {"errors"},
     "ranks": FOUNDATION | {"batches"},
     "ops": FOUNDATION,
     "batches": FOUNDATION,
@@ -49,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "learner": OBJECTIVE | {"models", "ranks"},
     "trainer": OBJECTIVE | MACHINERY,
     "lab": OBJECTIVE | CATALOGUE | MACHINERY | {"trainer"},
-    "integrations": OBJECTIVE | CATALOGUE | {"batches", "preference"},
+    "integrations": OBJECTIVE | CATALOGUE | {"batches", "preference", "hosts"},
     "commands": EVERYTHING,
     "cli": EVERYTHING,
     "__main__": {"cli"},

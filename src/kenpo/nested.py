@@ -24,7 +24,9 @@ def split(state: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
         if bad is not None:
             raise InputError(f"state {name}: the key {bad!r} can't be saved; keys are strings other than {MARK!r}")
         pairs = {k: split(v, f"{name}.{k}") for k, v in state.items()}
-        return {k: plain for k, (plain, _) in pairs.items()}, {n: t for _, found in pairs.values() for n, t in found.items()}
+        return {k: plain for k, (plain, _) in pairs.items()}, {
+            n: t for _, found in pairs.values() for n, t in found.items()
+        }
     if isinstance(state, list | tuple):
         items = [split(v, f"{name}.{i}") for i, v in enumerate(state)]
         return [plain for plain, _ in items], {n: t for _, found in items for n, t in found.items()}

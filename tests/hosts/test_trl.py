@@ -22,7 +22,7 @@ from kenpo.stages.advantages import GroupCentred  # noqa: E402
 from tests.hosts import trl_run  # noqa: E402
 from tests.tiny import qwen3  # noqa: E402
 
-FED = [n for n in kenpo.names() if kenpo.get(n).needs <= SUPPLIED]
+FED = [n for n in kenpo.names() if kenpo.feeds(kenpo.get(n), SUPPLIED) is None]
 ONE_UPDATE = [n for n in FED if kenpo.get(n).updates == 1]
 
 

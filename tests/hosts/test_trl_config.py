@@ -92,7 +92,7 @@ def test_windows_must_hold_whole_groups_only_where_a_stage_looks_across_rows():
 @pytest.mark.parametrize(("name", "field"), [("rspo", "router_logp"), ("luffy", "origin"), ("trm-exact", "kl_sampler")])
 def test_what_trl_cannot_feed_is_refused_with_the_field(name, field):
     with pytest.raises(InputError, match=field):
-        check_fed(kenpo.get(name))
+        check_fed(kenpo.get(name), config())
 
 
 def test_an_open_length_takes_the_response_limit():

@@ -65,8 +65,8 @@ class KenpoGRPOTrainer(GRPOTrainer):
                 a = a.adding(name)
         a = with_length(a, args.max_completion_length)
         check_config(args, defaults_of(GRPOConfig), a)
-        check_fed(a)
         check_windows(args, a)
+        check_fed(a, args)
         _say(a, args)
         if "logp_ref" in a.needs:
             args.beta = 1.0  # makes TRL keep a reference and score with it; the number itself is never read

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import kenpo
 from kenpo.algorithm import Algorithm
 from kenpo.errors import InputError
 from kenpo.stages.base import Scope, snake
@@ -19,8 +20,8 @@ TESTED = ">=1.16,<1.17"
 
 #: Fields of Rollouts and Policy that TRL's trainer can fill.
 SUPPLIED = frozenset({
-    "mask", "group", "rewards", "tokens", "prompt_id", "truncated", "policy_version", "logp_sampler", "logp_old",
-    "logp_ref", "logp", "entropy",
+    "mask", "group", "rewards", "tokens", "prompt_id", "truncated", "policy_version", "reward_parts", "logp_sampler",
+    "logp_old", "logp_ref", "logp", "entropy",
 })  # fmt: skip
 
 #: Knobs that a declaration replaces -> what takes their place. Refused unless they stand at TRL's default.
@@ -110,11 +111,11 @@ def check_windows(args: Any, algorithm: Algorithm) -> None:
         )
 
 
-def check_fed(algorithm: Algorithm) -> None:
-    """Raise `InputError` if a stage reads a field that TRL's trainer can't fill, or parts that have no names there."""
-    for name in sorted(algorithm.needs - SUPPLIED):
-        readers = " and ".join(snake(s) for s in algorithm.stages if name in s.needs)
-        raise InputError(f"{algorithm.name!r} reads {name!r} ({readers}), which TRL's trainer does not supply")
+def check_fed(algorithm: Algorithm, args: Any) -> None:
+    """Raise `InputError` if a stage reads what TRL's trainer can't fill."""
+    updates = args.num_iterations * args.steps_per_generation // args.gradient_accumulation_steps
+    if reason := kenpo.feeds(algorithm, SUPPLIED, Scope.BATCH, updates=updates):
+        raise InputError(f"{algorithm.name!r} can't run under TRL's trainer: {reason}")
 
 
 def coupled(algorithm: Algorithm) -> str | None:
