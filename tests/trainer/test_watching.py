@@ -160,9 +160,12 @@ def test_a_series_resumes_its_unfinished_last_run(tmp_path):
     first.mkdir()
     assert next_in_series(first) == (first, True)
     (first / "summary.json").write_text("{}")
-    assert next_in_series(first) == (tmp_path / "first-2", False)
-    (tmp_path / "first-2").mkdir()
-    assert next_in_series(first) == (tmp_path / "first-2", True)
+    second = tmp_path / "first-2"
+    assert next_in_series(first) == (second, False)
+    second.mkdir()
+    assert next_in_series(first) == (second, True)
+    (second / "lock").write_text("")  # all that a process left that died before the run began
+    assert next_in_series(first) == (second, False)
 
 
 def test_series_from_the_command_line(options, tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from kenpo.batches import save_rollouts
 from kenpo.errors import InputError, RunError
 from kenpo.runs import checkpoint as checkpoints
+from kenpo.runs import ownership
 from kenpo.runs.disk import disk_errors, sync_folder, write_json
 from kenpo.types import Rollouts
 
@@ -44,8 +44,16 @@ def next_in_series(first: Path) -> tuple[Path, bool]:
         last, n = path, n + 1
         path = first.with_name(f"{first.name}-{n}")
     if last is not None and not finished(last):
-        return last, True
+        return last, not unborn(last)
     return path, False
+
+
+def unborn(run: Path) -> bool:
+    """Whether the folder holds no run yet, only the lock of a process that is about to start one, or died doing so."""
+    try:
+        return [p.name for p in run.iterdir()] == [ownership.NAME]
+    except OSError:
+        return False
 
 
 def finished(run: Path) -> bool:
@@ -54,26 +62,37 @@ def finished(run: Path) -> bool:
 
 
 class RunFolder:
-    """Open handle on one run's folder. ``keep``: checkpoints kept, 0 for all; ``adapter_only``: what they hold."""
+    """Open handle on one run's folder. ``keep``: checkpoints kept, 0 for all; ``adapter_only``: what they hold.
 
-    def __init__(self, path: Path, keep: int = 0, adapter_only: bool = False) -> None:
-        self.path, self.keep, self.adapter_only = path, keep, adapter_only
+    With a ``claim`` the folder is this process's alone until the end of a ``with`` block, and every write checks that.
+    """
+
+    def __init__(
+        self, path: Path, keep: int = 0, adapter_only: bool = False, claim: ownership.Claim | None = None
+    ) -> None:
+        self.path, self.keep, self.adapter_only, self.claim = path, keep, adapter_only, claim
         self.checkpoints = path / "checkpoints"
 
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.claim is not None:
+            self.claim.release()
+
     def create(self, config: Mapping[str, Any]) -> None:
-        """Make the folder with its ``config.json``; it appears whole. InputError if it exists already."""
-        path = self.path
-        refuse_existing(path)
-        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        with disk_errors(f"run folder {path}"):
-            try:
-                temporary.mkdir(parents=True)
-                write_json(temporary / "config.json", config)
-                os.rename(temporary, path)
-                sync_folder(path.parent)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
+        """Make the folder with its ``config.json``, which makes it a run. InputError if one is there already."""
+        refuse_existing(self.path)
+        with disk_errors(f"run folder {self.path}"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "config.json", config)
+            sync_folder(self.path)
+            sync_folder(self.path.parent)
+
+    def check_owner(self) -> None:
+        """RunError if another process has taken the folder over."""
+        if self.claim is not None:
+            self.claim.check()
 
     def last_checkpoint(self) -> Path | None:
         """The newest whole checkpoint."""
@@ -102,6 +121,7 @@ class RunFolder:
 
     def append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Add JSON lines to one of the logs. RunError if the disk refuses."""
+        self.check_owner()
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         if text:
             with disk_errors(name), open(self.path / name, "ab") as f:
@@ -126,10 +146,9 @@ class RunFolder:
 
     def save(self, state: checkpoints.TrainerState, model: Any, tokenizer: Any, optimizer: dict[str, Any]) -> Path:
         """Write a checkpoint of `state`, then remove old ones."""
+        self.check_owner()
         state.files = self.sizes()
-        path = checkpoints.save_checkpoint(
-            self.checkpoints, state, model, tokenizer, optimizer, self.adapter_only
-        )
+        path = checkpoints.save_checkpoint(self.checkpoints, state, model, tokenizer, optimizer, self.adapter_only)
         checkpoints.prune(self.checkpoints, self.keep)
         return path
 
@@ -150,7 +169,7 @@ class RunFolder:
 
 def refuse_existing(path: Path) -> None:
     """InputError if there is something at `path` already, or if no folder can be made there."""
-    if os.path.lexists(path):
+    if os.path.lexists(path) and not unborn(path):
         raise InputError(
             f"{path}: the run folder exists already; choose another --out, or go on with it by --resume {path}"
         )

@@ -44,13 +44,13 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
     """
     ranks = Ranks.start(config.device or resolve(config).device or "cpu")
     try:
-        config, path, resumed = settle(config, ranks)
-        settle_torch(config)
-        with open_inputs(config, to_stderr if ranks.first and not config.quiet else None) as inputs:
+        config, folder, resumed = settle(config, ranks)
+        show = to_stderr if ranks.first and not config.quiet else None
+        with folder, open_inputs(config, show) as inputs:
+            settle_torch(config)
             config = config.but(verifier=config.verifier or inputs.task.verifier)
-            folder = RunFolder(path, config.keep, config.save_adapter)
             checkpoint = folder.last_checkpoint() if resumed else None
-            if resumed and folders.finished(path):
+            if resumed and folders.finished(folder.path):
                 return already_finished(folder, config)
             parts = build(config, inputs, ranks, checkpoint)
             if config.dry_run:

@@ -4,38 +4,72 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kenpo.errors import InputError
+from kenpo.errors import InputError, KenpoError
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
 from kenpo.runs.callbacks import check_loggers
+from kenpo.runs.folder import RunFolder
+from kenpo.runs.ownership import Claim, InUseError
 from kenpo.trainer.config import FREE_ON_RESUME, TrainConfig, differences, load, resolve
 
 
-def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, Path, bool]:
-    """The resolved configuration, the run's folder, and whether it is resumed. Rank 0 looks, the others follow."""
+def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, RunFolder, bool]:
+    """The resolved configuration, the run's folder, and whether it is resumed. Rank 0 looks, the others follow.
+
+    The folder is this process tree's alone from here on. A dry run and a finished run take nothing. InputError for a
+    folder that can't be used, `InUseError` where another process is at work.
+    """
     check_loggers(config.loggers)
-    series = config.series if not config.out else None
-    path, resumed = Path(config.out or series or "."), config.resume
-    if series:
-        found, resumed = folders.next_in_series(path)
-        path = Path(ranks.from_first(str(found)))
-        resumed = ranks.from_first(resumed)
-    elif config.resume and not config.out:
-        raise InputError("--resume needs the run's folder: --resume RUN")
+    path, resumed = place(config, ranks)
     if resumed:
-        recorded = recorded_config(path)
-        check_same(recorded, config, path)
-        return (
-            recorded.but(**{n: getattr(config, n) for n in (*sorted(FREE_ON_RESUME), "dry_run", "quiet")}),
-            path,
-            True,
-        )
-    resolved = resolve(config)
-    if not config.out and not series:
-        path = Path(ranks.from_first(str(folders.default_path(resolved.algorithm, resolved.task))))
-    folders.refuse_existing(path)
-    ranks.gather(0)  # nobody creates the folder before all have looked
-    return resolved, path, False
+        recorded_config(path)
+        claim = None if folders.finished(path) else take(path, config.dry_run, True, ranks)
+    else:
+        config = resolve(config)
+        folders.refuse_existing(path)
+        ranks.gather(0)  # nobody creates the folder before all have looked
+        claim = take(path, config.dry_run, False, ranks)
+    try:
+        if resumed:
+            recorded = recorded_config(path)
+            check_same(recorded, config, path)
+            config = recorded.but(**{n: getattr(config, n) for n in (*sorted(FREE_ON_RESUME), "dry_run", "quiet")})
+        return config, RunFolder(path, config.keep, config.save_adapter, claim), resumed
+    except BaseException:
+        if claim is not None:
+            claim.release()
+        raise
+
+
+def place(config: TrainConfig, ranks: Ranks) -> tuple[Path, bool]:
+    """The run's folder, and whether the run there is to go on."""
+    if config.out:
+        return Path(config.out), config.resume
+    if config.series:
+        found, unfinished = folders.next_in_series(Path(config.series))
+        return Path(ranks.from_first(str(found))), ranks.from_first(unfinished)
+    if config.resume:
+        raise InputError("--resume needs the run's folder: --resume RUN")
+    return Path(ranks.from_first(str(folders.default_path(config.algorithm, config.task)))), False
+
+
+def take(path: Path, dry_run: bool, resumed: bool, ranks: Ranks) -> Claim | None:
+    """Rank 0's claim on the folder (None on the others). All ranks raise if it is refused."""
+    claim, refusal = None, ""
+    if ranks.first and not dry_run:
+        try:
+            claim = Claim(path, create=not resumed)
+            if not resumed:
+                folders.refuse_existing(path)  # another process may have made it in the meantime
+        except KenpoError as error:
+            if claim is not None:
+                claim.release()
+            if ranks.size == 1:
+                raise
+            refusal = str(error)
+    if refusal := ranks.from_first(refusal):
+        raise InUseError(refusal)
+    return claim
 
 
 def recorded_config(path: Path) -> TrainConfig:
