@@ -62,6 +62,7 @@ ROLLOUT_FIELDS: dict[str, FieldSpec] = {
     "target_ids": FieldSpec("BK", "int", -1),
     "target_prob": FieldSpec("BK", "float"),
     "truncated": FieldSpec("B", "bool"),
+    "hinted": FieldSpec("B", "bool"),
     "turn": FieldSpec("BT", "int"),
     "routes": FieldSpec("BTLK", "int", -1),
     "router_logp_old": FieldSpec("BTLK", "float"),

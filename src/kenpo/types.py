@@ -74,6 +74,7 @@ class Rollouts(Fields):
     trajectory              [B] int          rows of one episode share a number (absent: each row is one)
     target_ids, target_prob [B,K]            a prompt's valid answers (-1 padded) and their target shares
     truncated               [B] bool         the response hit the length limit
+    hinted                  [B] bool         the teacher was shown a hint for this row (absent: every row has a teacher)
     turn                    [B,T] int        turn number
     routes, router_logp_old [B,T,L,K]        experts chosen while sampling, and their old log-scores
     reward_parts            name -> [B]      named components of the reward
@@ -112,6 +113,7 @@ class Rollouts(Fields):
     target_ids: Tensor | None = None
     target_prob: Tensor | None = None
     truncated: Tensor | None = None
+    hinted: Tensor | None = None
     turn: Tensor | None = None
     routes: Tensor | None = None
     router_logp_old: Tensor | None = None

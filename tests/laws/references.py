@@ -32,6 +32,6 @@ ALL = (
 WITHOUT_ADVANTAGES = {"conspo", "ggpo"}
 
 
-def reference(name: str, case: dict) -> tuple[float, list, list, list]:
-    """(loss, coefficients, advantages, weights) of a catalogued algorithm under the laws' settings."""
+def reference(name: str, case: dict) -> tuple:
+    """(loss, coefficients, advantages, weights[, slopes of other fields by name]) under the laws' settings."""
     return ALL[name](case, **numbers(SETTINGS.get(name, {})))

@@ -43,6 +43,11 @@ def evaluated(name, case, dtype=torch.float64):
     return kenpo.evaluate(algorithm(name), *tensors(case, dtype))
 
 
+def alike(got, want, tolerance=1e-10):
+    """Gradients of the same policy fields, each equal up to `tolerance`."""
+    return got.keys() == want.keys() and all(same(got[n], g, tolerance) for n, g in want.items())
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("gap", ["none", "usual", "extreme"])
 def test_finite_and_zero_off_the_mask(name, gap):
@@ -66,8 +71,10 @@ def test_padding_changes_nothing(name):
         wide = kenpo.evaluate(a, widened(rollouts, 3), widened(policy, 3))
         width = rollouts.mask.shape[1]
         assert same(wide.loss, plain.loss)
-        assert same(wide.coefficients[:, :width], plain.coefficients)
-        assert not bool(wide.coefficients[:, width:].any())
+        for field, gradient in plain.gradients.items():
+            wider = wide.gradients[field]
+            assert same(wider[:, :width] if wider.dim() > 1 else wider, gradient)
+            assert wider.dim() < 2 or not bool(wider[:, width:].any())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,7 +84,7 @@ def test_rows_may_stand_in_any_order(name):
         a, order = algorithm(name), shuffled(len(rollouts), seed)
         plain, moved = kenpo.evaluate(a, rollouts, policy), kenpo.evaluate(a, rollouts[order], policy[order])
         assert same(moved.loss, plain.loss)
-        assert same(moved.coefficients, plain.coefficients[order])
+        assert alike(moved.gradients, {n: g[order] for n, g in plain.gradients.items()})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,17 +100,19 @@ def test_microbatches_add_up(name, size):
         two = a.two_phase(rollouts) is not None
         batch = kenpo.weigh(a, prepared, policy if two else None)
         if two and any(s is not None and s.span > kenpo.Scope.SEQUENCE for s in (a.ratio, a.surrogate)):
-            assert same(kenpo.coefficients(a, batch, policy)[1]["logp"], whole.coefficients)
+            assert alike(kenpo.coefficients(a, batch, policy)[1], whole.gradients)
             continue
-        loss, coefficients = 0.0, torch.zeros_like(whole.coefficients)
+        loss, found = 0.0, {n: torch.zeros_like(g) for n, g in whole.gradients.items()}
         sums, extremes = {}, {}
         for rows in cut(len(rollouts), size):
             share, gradients = kenpo.coefficients(a, batch[rows], policy[rows])
-            loss, coefficients[rows] = loss + share.loss, gradients["logp"]
+            loss = loss + share.loss
+            for field, gradient in gradients.items():
+                found[field][rows] = gradient
             added(sums, share.sums)
             extremes = {n: max(v, extremes.get(n, v)) for n, v in share.extremes.items()}
         assert same(loss, whole.loss.detach(), 1e-9)
-        assert same(coefficients, whole.coefficients)
+        assert alike(found, whole.gradients)
         merged = metrics.as_floats(sums, extremes)
         assert merged.keys() == whole.metrics.keys()
         for word, value in whole.metrics.items():
@@ -125,12 +134,16 @@ def test_a_one_phase_call_is_refused_where_two_are_needed(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_advantages_and_weights_are_constants(name):
     rollouts, policy = tensors(case_of(name, 2))
-    policy.logp.requires_grad_()
+    fields = [f for f in sorted(algorithm(name).reaches) if getattr(policy, f) is not None]
+    for field in fields:
+        getattr(policy, field).requires_grad_()
     result = kenpo.evaluate(algorithm(name), rollouts, policy)
     assert not result.advantages.requires_grad
     assert not result.weights.requires_grad
-    (again,) = torch.autograd.grad(result.loss, policy.logp)
-    assert torch.equal(again, result.coefficients)
+    again = torch.autograd.grad(result.loss, [getattr(policy, f) for f in fields], allow_unused=True)
+    for field, gradient in zip(fields, again, strict=True):
+        assert torch.equal(torch.zeros_like(result.gradients[field]) if gradient is None else gradient,
+                           result.gradients[field])  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,7 +161,7 @@ def test_junk_at_masked_positions_changes_nothing(name):
                     [x if m else -1.0 if isinstance(x, float) else x for x, m in zip(row, keep, strict=True)]
                     for row, keep in zip(rows, mask, strict=True)
                 ]
-        assert same(evaluated(name, case).coefficients, evaluated(name, clean).coefficients, 0.0)
+        assert alike(evaluated(name, case).gradients, evaluated(name, clean).gradients, 0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -46,12 +46,13 @@ def test_recorded_cases(path):
 
 def compared(name, seed, **kind):
     case = make_case(seed, **kind, **options(name))
-    loss, coefficients, advantages, weights = reference(name, case)
+    loss, coefficients, advantages, weights, *more = reference(name, case)
     result = kenpo.evaluate(algorithm(name), *tensors(case))
     assert close(float(result.loss), loss), seed
     pairs = [(result.coefficients, coefficients), (result.weights, weights)]
     if name not in WITHOUT_ADVANTAGES:
         pairs.append((result.advantages, advantages))
+    pairs += [(result.gradients[field], slopes) for field, slopes in (more[0] if more else {}).items()]
     for got, want in pairs:
         assert torch.allclose(got, torch.tensor(want, dtype=torch.float64), rtol=1e-9, atol=1e-10), seed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import group_coupled, grpo_family, mismatch, mixed_policy, rejection, trust_region, values
+from . import group_coupled, grpo_family, mismatch, mixed_policy, pairwise, rejection, trust_region, values
 from .variants import VARIANTS
 
 REFERENCES = {
@@ -68,6 +68,14 @@ WIDER = {
     "remax": mixed_policy.remax,
     "ppo": values.ppo,  # a fifth item: slopes of values and entropy
     "vapo": values.vapo,
+    "reward_model": pairwise.reward_model_batch,  # a fifth item: slopes of scores
+    "dpo": pairwise.dpo_batch,
+    "dpo-conservative": partial(pairwise.dpo_batch, variant="conservative", label_smoothing=0.1),
+    "dpo-robust": partial(pairwise.dpo_batch, variant="robust", label_smoothing=0.1),
+    "ipo": partial(pairwise.dpo_batch, variant="ipo"),
+    "ipo-normalised": partial(pairwise.dpo_batch, variant="ipo_length_normalised"),
+    "simpo": pairwise.simpo_batch,
+    "mdre": pairwise.mdre_batch,
 }
 
 

@@ -106,7 +106,24 @@ def make_case(
         for b in range(B):
             for t in range(1, start):
                 logp[b][t], ref[b][t] = -rng.expovariate(0.7) - 0.01, -rng.expovariate(0.7) - 0.01
+    _add_pairs_and_teachers(random.Random(f"kenpo-more-{seed}"), rollouts, policy, old, junk)
     return {"rollouts": rollouts, "policy": policy}
+
+
+def _add_pairs_and_teachers(rng, rollouts, policy, old, junk):
+    """Scores and margins of responses, turns, a teacher's log-probs and divergence, and which rows had a hint."""
+    mask = rollouts["mask"]
+    B = len(mask)
+    policy["score"] = [rng.gauss(0.0, 2.0) for _ in range(B)]
+    rollouts["margin"] = [rng.choice([0.0, 0.5, 1.0]) for _ in range(B)]
+    rollouts["turn"] = [[rng.choice([0, 9]) if not m else t // 3 for t, m in enumerate(row)] for row in mask]
+
+    def field(make):
+        return [[make(b, t) if m else rng.choice(junk) for t, m in enumerate(row)] for b, row in enumerate(mask)]
+
+    rollouts["logp_teacher"] = field(lambda b, t: min(old[b][t] + rng.gauss(0.0, 0.8), HIGHEST))
+    policy["kl_teacher"] = field(lambda b, t: rng.expovariate(3.0))
+    rollouts["hinted"] = [rng.random() < 0.6 for _ in range(B)]
 
 
 def cases(n: int, first: int = 0, **options) -> Iterator[dict]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from .batch import Batch, saturate
 from .scalar import Value, exp, gradients, softplus, stop
 
 
@@ -112,3 +113,88 @@ def mdre(chosen, chosen_ref, rejected, rejected_ref, low=0.2, high=1.0, pivot=0.
         "chosen_gradient": [gradients(loss, turn)[0] for turn in w],
         "rejected_gradient": [gradients(loss, turn)[0] for turn in rest],
     }
+
+
+# ---- whole batches: groups of any size, every pair whose rewards differ ----------------------------------------------
+
+
+def by_groups(case: dict, pair_loss):
+    """(loss, coefficients, advantages, weights) of the mean of pair_loss(better, worse) over a group's decided pairs,
+    then over the groups that have one. Responses without a trained token take no part."""
+    batch = Batch(case)
+    losses = []
+    for name in dict.fromkeys(y.group for y in batch):
+        members = [y for y in batch if y.group == name and y.n]
+        found = [pair_loss(a, b) for a in members for b in members if a.reward > b.reward]
+        if found:
+            losses.append(sum(found) / len(found))
+    loss = sum(losses) / len(losses) if losses else 0.0
+    return batch.result(loss, [1.0] * batch.N)
+
+
+def log_ratio_to_reference(y, normalise=False):
+    total = sum(x - r for x, r in zip(y.logp, y.anchor("ref"), strict=True))
+    return total / y.n if normalise else total
+
+
+def dpo_batch(case, beta=0.1, variant="sigmoid", label_smoothing=0.0):
+    """`dpo` on groups: h = the better's minus the worse's log-ratio to the reference."""
+    normalise = variant == "ipo_length_normalised"
+
+    def pair(a, b):
+        h = log_ratio_to_reference(a, normalise) - log_ratio_to_reference(b, normalise)
+        return _dpo_loss(h, beta, variant, label_smoothing)
+
+    return by_groups(case, pair)
+
+
+def simpo_batch(case, beta=2.0, ratio=0.25):
+    """`simpo` on groups."""
+    return by_groups(case, lambda a, b: softplus(-(beta * (sum(a.logp) / a.n - sum(b.logp) / b.n - ratio))))
+
+
+def reward_model_batch(case, margin=False, centering=0.0):
+    """Bradley-Terry on the scores of groups, with a fifth item: d loss / d score of every row. A pair has the margin of
+    its better response."""
+    scores = [Value(x) for x in case["policy"]["score"]]
+
+    def pair(a, b):
+        s, t = scores[a.row], scores[b.row]
+        m = case["rollouts"]["margin"][a.row] if margin else 0.0
+        return softplus(-(s - t - m)) + centering * (s + t) * (s + t)
+
+    batch = Batch(case)
+    losses = []
+    for name in dict.fromkeys(y.group for y in batch):
+        members = [y for y in batch if y.group == name and y.n]
+        found = [pair(a, b) for a in members for b in members if a.reward > b.reward]
+        losses += [sum(found) / len(found)] if found else []
+    loss = sum(losses) / len(losses) if losses else 0.0
+    return *batch.result(loss, [1.0] * batch.N), {"score": gradients(loss, scores)}
+
+
+def turns_of(y) -> dict[int, list[int]]:
+    """Places (among the trained tokens) of each turn."""
+    out: dict[int, list[int]] = {}
+    for k, t in enumerate(y.positions):
+        out.setdefault(y.case["rollouts"]["turn"][y.row][t], []).append(k)
+    return out
+
+
+def mdre_batch(case, low=0.2, high=1.0, pivot=0.9, chosen_factor="literal"):
+    """`mdre` on groups; the exponent of the worse side is held in +-20."""
+
+    def weighted(y):
+        ref, total, left = y.anchor("ref"), 0.0, 0.0
+        for places in turns_of(y).values():
+            om = turn_weights([[ref[k] for k in places]], low, high, pivot)[0]
+            total = total + om * (sum(y.logp[k] for k in places) - math.fsum(ref[k] for k in places))
+            left += (1 - om) * math.fsum(ref[k] for k in places)
+        factor = {"literal": math.exp(left), "length_normalised": math.exp(left / y.n), "one": 1.0}[chosen_factor]
+        return total, factor
+
+    def pair(a, b):
+        (chosen, factor), (rejected, _) = weighted(a), weighted(b)
+        return exp(saturate(rejected)) - factor * chosen
+
+    return by_groups(case, pair)

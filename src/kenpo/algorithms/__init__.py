@@ -53,6 +53,11 @@ READING_ORDER = (
     "range_grpo",
     "conspo",
     "ggpo",
+    "reward_model",
+    "dpo",
+    "ipo",
+    "simpo",
+    "mdre",
 )
 
 

@@ -51,6 +51,7 @@ from kenpo.stages.contrast import GibbsGap, GroupInfoNCE
 from kenpo.stages.corrections import BinaryKLMask, MaskedIS, TruncatedIS
 from kenpo.stages.origins import ByOrigin, ExpertRatio, GoldenAnswer, ShapedProbability
 from kenpo.stages.parts import PartsZScore
+from kenpo.stages.preference import PairLogistic, PairSquared, TurnDensityRatio
 from kenpo.stages.queries import QueryKL, QueryWeight
 from kenpo.stages.rarity import InverseLikelihood, VarianceRatio
 from kenpo.stages.ratios import LogClip, PowerRatio, PrefixMinRatio, SequenceRatio, TokenRatio
