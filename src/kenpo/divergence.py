@@ -1,9 +1,9 @@
-"""Which divergence between a student and a teacher: the record that a stage, a model's head and an op agree on."""
+"""Which divergence between a student and a teacher: the records that a stage, a model's head and an op agree on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kenpo.errors import InputError
 
@@ -57,3 +57,13 @@ class Divergence:
     def direction(self) -> str:
         """`kind` with the ends of "jsd" resolved: "forward", "reverse" or "jsd"."""
         return {0.0: "forward", 1.0: "reverse"}.get(self.weight, "jsd") if self.kind == "jsd" else self.kind
+
+
+class Term(NamedTuple):
+    """A policy field that a stage asks of the models: ``name`` of the field, ``of`` which other model it is measured
+    against, by which ``divergence``, both models' logits divided by ``temperature``."""
+
+    name: str
+    of: str
+    divergence: Divergence
+    temperature: float = 1.0
