@@ -29,6 +29,8 @@ def options(name: str) -> dict:
         found["experts"] = True
     if "prompt_mask" in a.needs:
         found["query"] = True
+    if "logp_old" in a.prepare_needs:
+        found["fresh"] = False  # it must be there before the first update
     return found | OPTIONS.get(name, {})
 
 

@@ -251,7 +251,7 @@ def test_two_thousand_batches(name):
     a, refused = algorithm(name), 0
     for seed in range(2000):
         gap = ("none", "usual", "extreme")[seed % 3]
-        case = make_case(seed, gap=gap, fresh=seed % 5 == 0, no_verdict=seed % 7 == 0, **options(name))
+        case = make_case(seed, **({"gap": gap, "fresh": seed % 5 == 0, "no_verdict": seed % 7 == 0} | options(name)))
         rollouts, policy = tensors(case)
         order = shuffled(len(rollouts), seed)
         try:

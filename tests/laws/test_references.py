@@ -45,7 +45,7 @@ def test_recorded_cases(path):
 
 
 def compared(name, seed, **kind):
-    case = make_case(seed, **kind, **options(name))
+    case = make_case(seed, **(kind | options(name)))
     loss, coefficients, advantages, weights, *more = reference(name, case)
     result = kenpo.evaluate(algorithm(name), *tensors(case))
     assert close(float(result.loss), loss), seed

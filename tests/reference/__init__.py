@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import group_coupled, grpo_family, mismatch, mixed_policy, pairwise, rejection, trust_region, values
+from . import group_coupled, grpo_family, mismatch, mixed_policy, pairwise, rejection, teachers, trust_region, values
+from .batch import sequence_sum
 from .variants import VARIANTS
 
 REFERENCES = {
@@ -76,6 +77,22 @@ WIDER = {
     "ipo-normalised": partial(pairwise.dpo_batch, variant="ipo_length_normalised"),
     "simpo": pairwise.simpo_batch,
     "mdre": pairwise.mdre_batch,
+    "opd": teachers.opd,
+    "opd-tinker": partial(teachers.opd, anchor="sampler", average=sequence_sum),
+    "opd-prime": partial(teachers.opd, anchor="current", clip=None, drop=0.2, drift=1e-3),
+    "opd-prefix": teachers.opd_prefix,
+    "opsa": teachers.opsa,
+    "opsa-fixed": partial(teachers.opsa, adaptive=False),
+    "gkd": teachers.gkd,  # from here on a fifth item: slopes of the divergence
+    "gkd-mixed": partial(teachers.gkd, own=0.5),
+    "minillm": teachers.minillm,
+    "minillm-inclusive": partial(teachers.minillm, inclusive=True),
+    "sdpo": teachers.sdpo,
+    "sdpo-sampled": partial(teachers.sdpo, sampled=True),
+    "opsd": partial(teachers.sdpo, weighted=False),
+    "teacher_mixed": teachers.teacher_mixed,
+    "teacher_mixed-added": partial(teachers.teacher_mixed, rule="additive"),
+    "teacher_mixed-losses": partial(teachers.teacher_mixed, rule="losses"),
 }
 
 

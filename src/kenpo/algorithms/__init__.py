@@ -58,6 +58,13 @@ READING_ORDER = (
     "ipo",
     "simpo",
     "mdre",
+    "opd",
+    "opsa",
+    "gkd",
+    "minillm",
+    "sdpo",
+    "opsd",
+    "teacher_mixed",
 )
 
 

@@ -14,6 +14,4 @@ from kenpo.stages import PairSquared
 
 IPO = DPO.but(name="ipo", source="arXiv:2310.12036", surrogate=PairSquared(beta=0.1))
 
-IPO_NORMALISED = IPO.but(
-    name="ipo-normalised", status="our reading", surrogate=PairSquared(beta=0.1, normalise=True)
-)
+IPO_NORMALISED = IPO.but(name="ipo-normalised", status="our reading", surrogate=PairSquared(beta=0.1, normalise=True))

@@ -53,7 +53,9 @@ def logistic(z: Tensor, kind: str = "sigmoid", smoothing: float = 0.0) -> Tensor
     return ((1 - e) * right - e * wrong) / (1 - 2 * e) if kind == "robust" else right
 
 
-def preference_figures(score: Tensor, outcome: Tensor, group: Tensor, valid: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+def preference_figures(
+    score: Tensor, outcome: Tensor, group: Tensor, valid: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Sums and counts over groups of the pairs' accuracy (a tied score counts half) and margin of `score` [B].
 
     Each group's figure is the mean over its pairs; the count is the number of groups with a pair.

@@ -49,6 +49,7 @@ from kenpo.stages.batch_trust import (
 from kenpo.stages.context import Context
 from kenpo.stages.contrast import GibbsGap, GroupInfoNCE
 from kenpo.stages.corrections import BinaryKLMask, MaskedIS, TruncatedIS
+from kenpo.stages.gaps import Added, FixedNegative, FutureGap, Mix, TeacherGap
 from kenpo.stages.origins import ByOrigin, ExpertRatio, GoldenAnswer, ShapedProbability
 from kenpo.stages.parts import PartsZScore
 from kenpo.stages.preference import PairLogistic, PairSquared, TurnDensityRatio
@@ -74,6 +75,20 @@ from kenpo.stages.surrogates import (
     ScoreFunction,
     ShiftedMean,
     SoftGate,
+)
+from kenpo.stages.teachers import (
+    CappedRatio,
+    EvidenceRatio,
+    FallMask,
+    Hinted,
+    LeastLikely,
+    MinimiseTerm,
+    OriginShare,
+    PrefixShare,
+    SampledGap,
+    SquaredDrift,
+    TeacherTerm,
+    TermPenalty,
 )
 from kenpo.stages.trust import (
     DivergenceMask,

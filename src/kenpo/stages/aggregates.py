@@ -49,18 +49,19 @@ class TokenMean(Aggregate):
 class SequenceMean(Aggregate):
     """1 / (N · n_i): the mean over responses of each response's token mean. Every response weighs the same.
 
-    N counts every selected response, fully masked ones too (``over="kept"``: those with a kept token).
-    Source: GRPO, arXiv:2402.03300.
+    N counts every selected response, fully masked ones too (``over="kept"``: those with a kept token;
+    ``over="kept_tokens"``: n_i counts kept tokens, N everyone). Source: GRPO, arXiv:2402.03300.
     """
 
-    over: Over = "all"
+    over: Literal["all", "kept", "kept_tokens"] = "all"
 
     @property
     def totals(self) -> frozenset[str]:
         return frozenset({"kept_sequences" if self.over == "kept" else "sequences"})
 
     def __call__(self, mask: Tensor, kept: Tensor, totals: Totals) -> Tensor:
-        some, n = (kept, totals.kept_sequences) if self.over == "kept" else (mask, totals.sequences)
+        some = mask if self.over == "all" else kept
+        n = totals.kept_sequences if self.over == "kept" else totals.sequences
         return some * (_inverse(count(some, n, -1)) * _inverse(n)).unsqueeze(-1)
 
 

@@ -132,6 +132,12 @@ class Context:
         return dict(self._core.rollouts.reward_parts)
 
     @property
+    def hinted(self) -> Tensor:
+        """[B] bool: rows that a teacher has scored; every row where the batch does not say (``rollouts.hinted``)."""
+        hinted = self._core.rollouts.hinted
+        return torch.ones_like(self.selected) if hinted is None else hinted
+
+    @property
     def advantages(self) -> Tensor:
         if self._core.advantages is None:
             raise UndeclaredFieldError(f"{self._owner}: advantages are not known before the advantage stage has run")

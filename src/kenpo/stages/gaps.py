@@ -17,7 +17,6 @@ from kenpo.ops import groups, ratios, teachers
 from kenpo.stages.advantages import GroupZScore
 from kenpo.stages.base import Advantage, Scope
 from kenpo.stages.context import Context
-from kenpo.stages.teachers import hinted_rows
 
 Named = Literal["old", "sampler", "current"]
 
@@ -36,11 +35,11 @@ class _Gap(Advantage):
 
     @property
     def needs(self) -> frozenset[str]:
-        return super().needs | {"logp_teacher", "hinted"} | ({"logp"} if self.anchor == "current" else set())
+        return super().needs | {"logp_teacher"} | ({"logp"} if self.anchor == "current" else set())
 
     def gap(self, ctx: Context) -> Tensor:
         """[B,T] `teacher_gap`, 0 on rows without a hint."""
-        return teacher_gap(ctx, self.anchor) * hinted_rows(ctx)
+        return teacher_gap(ctx, self.anchor) * ctx.hinted.unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,9 @@ class TeacherGap(_Gap):
     """``coef · (log q − log p)`` of the sampled token; the policy gradient of −coef·KL(p‖q) at each prefix.
 
     ``anchor``: whose log p, "old" π_old, "sampler" μ, or "current" π_θ (then two phases). ``discount`` > 0 puts the
-    discounted sum from the token on in its place (1: the sequence's KL). 0 on rows without a hint (``rollouts.hinted``).
-    Exactly 0 where the teacher equals that policy. g saturates at ±20. Source: on-policy distillation (Thinking
-    Machines, 2025), whose implementations differ in the anchor; the blog saw no gain from a discount.
+    discounted sum from the token on in its place (1: the sequence's KL). 0 on rows that ``rollouts.hinted``
+    leaves out. Exactly 0 where the teacher equals that policy. g saturates at ±20. Source: on-policy distillation
+    (Thinking Machines, 2025), whose implementations differ in the anchor; the blog saw no gain from a discount.
     """
 
     coef: float = 1.0
@@ -102,33 +101,47 @@ class FutureGap(_Gap):
 
 
 @dataclass(frozen=True)
-class Mix(Advantage):
-    """A reward's advantage with a teacher's: ``share·A + (1−share)·g`` ("convex") or ``A + (1−share)/share·g``.
-
-    The second, "additive", is the first over ``share``: A whole, g beside it with coefficient (1−share)/share. A row
-    without a hint has g = 0. A is in units of its spread, g in nats: it may be −10. Sources: SDPO eq. 3,
-    arXiv:2601.20802 (convex); tinker, slime, miles and MOPD (additive). ``share`` .5 is ours.
-    """
-
+class _WithReward(Advantage):
     reward: Advantage = GroupZScore()  # noqa: RUF009 - frozen
-    teacher: TeacherGap = TeacherGap()  # noqa: RUF009 - frozen
-    share: float = 0.5
-    rule: Literal["convex", "additive"] = "convex"
-
-    def check(self) -> None:
-        self.refuse(0 <= self.share <= 1, f"share must lie in [0, 1], got {self.share}")
-        self.refuse(self.rule == "convex" or self.share > 0, "the additive rule divides by share; give more than 0")
+    teacher: TeacherGap = TeacherGap()
 
     @property
     def group_relative(self) -> bool:
         return False
 
-    def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
+    def both(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Tensor, Any]:
+        """(the reward's advantages [B,T], the teacher's [B,T], state)."""
         found = self.reward(rewards, ctx, state)
-        own, handed_on = found[0], found[-1]
-        g, _ = self.teacher(rewards, ctx, None)
-        mixed = self.share * own + (1 - self.share) * g
-        return (mixed if self.rule == "convex" else mixed / self.share), handed_on
+        return found[0], self.teacher(rewards, ctx, None)[0], found[-1]
+
+
+@dataclass(frozen=True)
+class Mix(_WithReward):
+    """``share·A + (1−share)·g``: a reward's advantage and a teacher's, convex. A row without a hint has g = 0.
+
+    A is in units of its spread, g in nats: it may be −10. Source: SDPO eq. 3, arXiv:2601.20802; ``share`` .5 is ours.
+    """
+
+    share: float = 0.5
+
+    def check(self) -> None:
+        self.refuse(0 <= self.share <= 1, f"share must lie in [0, 1], got {self.share}")
+
+    def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
+        own, g, handed_on = self.both(rewards, ctx, state)
+        return self.share * own + (1 - self.share) * g, handed_on
+
+
+@dataclass(frozen=True)
+class Added(_WithReward):
+    """``A + g``: a teacher's advantage beside a reward's, with the coefficient of its stage (``teacher.coef``).
+
+    Added after the group's z-score, never before a whitening. Source: tinker, slime, miles; MOPD, arXiv:2601.02780.
+    """
+
+    def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
+        own, g, handed_on = self.both(rewards, ctx, state)
+        return own + g, handed_on
 
 
 @dataclass(frozen=True)

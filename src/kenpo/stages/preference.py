@@ -131,8 +131,8 @@ class TurnDensityRatio(_Pairs):
     turn by turn.
 
     ``om`` = ``low`` on a turn whose mean log π_ref exceeds log ``pivot``, else ``high``; turns from ``rollouts.turn``,
-    observations masked out. ``chosen_factor``: "literal" ``C = exp(Σ_t (1−om_t)·log π_ref)``, a constant that vanishes on
-    long trajectories; "length_normalised": the mean in the sum's place (ours); "one". w_j saturates at ±20 (ours).
+    observations masked out. ``chosen_factor``: "literal" ``C = exp(Σ_t (1−om_t)·log π_ref)``, which vanishes on long
+    trajectories; "length_normalised": the mean in the sum's place (ours); "one". w_j saturates at ±20 (ours).
     Source: tlm-DRE, arXiv:2609.16760.
     """
 

@@ -1,8 +1,8 @@
 """Divergences from a teacher: as the objective, as a penalty beside a reward, and the weights that go with them.
 
 p is the policy, q the teacher, a constant. ``policy.kl_teacher`` [B,T] is the divergence that `TeacherTerm` describes,
-over the vocabulary at each position of the policy's own response; ``rollouts.hinted`` [B] says which rows have a teacher
-(absent: all).
+over the vocabulary at each position of the policy's own response; ``rollouts.hinted`` [B] says which rows have a
+teacher (absent: all).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MinimiseTerm(Surrogate):
     The gradient is that at fixed prefixes: none goes through the sampling.
     """
 
-    divergence: TeacherTerm = TeacherTerm()  # noqa: RUF009 - frozen
+    divergence: TeacherTerm = TeacherTerm()
 
     takes_ratio = False
 
@@ -71,7 +71,7 @@ class TermPenalty(Regularizer):
     the policy, token by token (MiniLLM, arXiv:2306.08543). Alone: SDPG, arXiv:2606.04036.
     """
 
-    divergence: TeacherTerm = TeacherTerm("reverse")  # noqa: RUF009 - frozen
+    divergence: TeacherTerm = TeacherTerm("reverse")
     coef: float = 1.0
     weight: Literal["none", "ratio"] = "none"
 
@@ -91,24 +91,17 @@ class TermPenalty(Regularizer):
         return penalty * ctx.log_ratio("sampler").detach().exp() if self.weight == "ratio" else penalty
 
 
-def hinted_rows(ctx: Context) -> Tensor:
-    """[B,1] bool: rows that a teacher scored; all where the field is absent. The stage declares ``hinted``."""
-    if not ctx.has("hinted"):
-        return torch.ones_like(ctx.mask[:, :1])
-    return ctx.read("hinted").unsqueeze(-1)
-
-
 @dataclass(frozen=True)
 class SampledGap(Regularizer):
     """``coef · sg(log p − log q) · log p``: the reverse KL's gradient from the sampled token, beside another objective.
 
-    On hinted rows only, with a mean over their own tokens. Source: SDPO in TRL, where losses are mixed; advantages mixed
-    instead are `Mix`, the same only on policy with equal denominators.
+    On hinted rows only, with a mean over their own tokens. Source: SDPO in TRL, where losses are mixed; mixed
+    advantages are `Mix`, the same only on policy with equal denominators.
     """
 
     coef: float = 1.0
 
-    _needs = frozenset({"logp", "logp_teacher", "hinted"})
+    _needs = frozenset({"logp", "logp_teacher"})
 
     def check(self) -> None:
         self.refuse(self.coef >= 0, f"coef must not be negative, got {self.coef}")
@@ -118,7 +111,7 @@ class SampledGap(Regularizer):
         return self.coef * gap * ctx.logp
 
     def rows(self, ctx: Context) -> Tensor | None:
-        return ctx.mask & hinted_rows(ctx)
+        return ctx.mask & ctx.hinted.unsqueeze(-1)
 
     @property
     def own_aggregate(self) -> Aggregate | None:
@@ -152,7 +145,7 @@ class Hinted(Weight):
     _scope = Scope.SEQUENCE
 
     def __call__(self, ctx: Context) -> Tensor:
-        return hinted_rows(ctx) & ctx.mask
+        return ctx.hinted.unsqueeze(-1) & ctx.mask
 
 
 @dataclass(frozen=True)
@@ -204,7 +197,7 @@ class EvidenceRatio(Weight):
     width: float = 0.2
     share: float = 0.5
 
-    _needs = frozenset({"logp_old", "logp_teacher", "hinted"})
+    _needs = frozenset({"logp_old", "logp_teacher"})
 
     def check(self) -> None:
         self.refuse(0 < self.width < 1, f"width must lie in (0, 1), got {self.width}")
@@ -213,7 +206,7 @@ class EvidenceRatio(Weight):
     def __call__(self, ctx: Context) -> Tensor:
         gap = ratios.saturate(ctx.read("logp_teacher") - ctx.read("logp_old").detach())
         evidence = (ctx.advantages.sign() * gap).exp().clamp(1 - self.width, 1 + self.width)
-        return torch.where(hinted_rows(ctx), 1 - self.share + self.share * evidence, torch.ones_like(evidence))
+        return torch.where(ctx.hinted.unsqueeze(-1), 1 - self.share + self.share * evidence, torch.ones_like(evidence))
 
 
 @dataclass(frozen=True)
