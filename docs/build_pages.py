@@ -85,12 +85,12 @@ def figures(names: list[str]) -> tuple[str, list[list[str]]]:
     best: tuple[int, str, list[list[str]]] = (-1, "", [])
     for seed, far in itertools.product(range(12), (False, True)):
         results = [kenpo.evaluate(ready(n), *random_batch(seed, far)) for n in names]
-        moved = [float((r.coefficients - results[0].coefficients).abs().max()) for r in results]
+        moved = [apart(r.gradients, results[0].gradients) for r in results]
         moved = [m if m > 1e-9 else 0.0 for m in moved]
         rows = [
             [
                 f"{float(r.loss.detach()) + 0.0:.5g}",
-                f"{float(r.coefficients.abs().sum()):.5g}",
+                f"{sum(float(g.abs().sum()) for g in r.gradients.values()):.5g}",
                 f"{m:.3g}" if m else "–",
             ]
             for r, m in zip(results, moved, strict=True)
@@ -101,6 +101,15 @@ def figures(names: list[str]) -> tuple[str, list[list[str]]]:
         if differ == len(names) - 1:
             break
     return best[1], best[2]
+
+
+def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of two algorithms' coefficients in any policy field; 0 where one lacks it."""
+    found = 0.0
+    for name in one.keys() | other.keys():
+        a, b = one.get(name), other.get(name)
+        found = max(found, float(((0 if a is None else a) - (0 if b is None else b)).abs().max()))
+    return found
 
 
 class Given(kenpo.stages.Advantage):

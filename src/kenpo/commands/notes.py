@@ -230,4 +230,88 @@ NOTES: dict[str, Note] = {
     "range_grpo": Note("Only to compare: it is Dr. GRPO.", "The paper's rule for intervals is not public."),
     "conspo": Note("To study contrastive objectives.", "A reconstruction, not the paper's objective."),
     "ggpo": Note("To study ratio-free objectives.", "A reconstruction, not the paper's objective."),
+    "reward_model": Note(
+        "Judgements exist, a verifier does not: a score for `ppo`, `grpo` or `rloo` to maximise.",
+        "Only differences within a prompt are learnt. A policy that maximises the score leaves the data "
+        "it was fitted on.",
+        (
+            "TRL prints the centring term inside the logarithm; its code adds the square, as here.",
+            "OpenRLHF's LogExpLoss is the same function and overflows for a far wrong pair.",
+        ),
+    ),
+    "dpo": Note(
+        "Pairs of good and bad answers, one model and one set of reference log-probs, no sampling.",
+        "The likelihood of the chosen answer may fall too. Sums favour no length by themselves, but are "
+        "not normalised.",
+        (
+            "TRL: the sigmoid loss ignores label_smoothing, which lives in its robust loss. OpenRLHF and SimPO smooth.",
+            "SimPO's tuned DPO baselines use beta .01, TRL .1.",
+        ),
+    ),
+    "ipo": Note(
+        "Pairs whose labels are certain, where DPO drifts without end.",
+        "Summed and per-token forms need other values of beta.",
+        ("TRL divides each side's log-ratio by its length, OpenRLHF does not.",),
+    ),
+    "simpo": Note(
+        "Preferences without a reference model: half the forward passes of DPO.",
+        "Nothing but a small learning rate (3e-7 to 1e-6) holds the policy near its start.",
+        (
+            "In TRL it is a loss of the CPO trainer: set cpo_alpha to 0 (1 adds a likelihood term), beta "
+            "and simpo_gamma.",
+        ),
+    ),
+    "mdre": Note(
+        "Pairs of agent trajectories that differ in few turns.",
+        "Taken literally the chosen side stops training on long trajectories.",
+        (_NOBODY,),
+    ),
+    "opd": Note(
+        "A stronger model of the same vocabulary can score the student's tokens.",
+        "It learns the teacher, mistakes included. Temperature, template and tokeniser of both must agree.",
+        (
+            "Whose log-prob stands in the gap: μ in tinker; π_old in slime, miles, NeMo and SkyRL; π_θ in "
+            "prime-rl and verl.",
+            "k3 as a supervised loss (verl's YAML default) trains the other direction, KL(teacher‖student).",
+            "A divergence's value used as an advantage trains nothing at its own position (miles, issue 2362).",
+        ),
+    ),
+    "opsa": Note(
+        "Beside every distillation run: what pushing unlikely tokens down does alone.",
+        "No teacher and no reward: it sharpens. A positive value collapses.",
+        ("The authors cut within one worker; here within the minibatch.",),
+    ),
+    "gkd": Note(
+        "A teacher's whole distribution is at hand.",
+        "b near 0 or 1 is a small learning rate, not a direction.",
+        (
+            "TRL averages over tokens and does not pass the sampling temperature to the loss; its JSD ends "
+            "once were wrong.",
+            "torch's kl_div(a, b) is KL(b‖a).",
+        ),
+    ),
+    "minillm": Note(
+        "A small student that should pick one of the teacher's ways.",
+        "Paper and code are two methods; the mixture must be what sampled.",
+        ("TRL leaves the gap undetached and counts it twice by default.",),
+    ),
+    "sdpo": Note(
+        "A verifier, several samples per prompt, no teacher.",
+        "A teacher that is the live model diverges; hints shorten long reasoning. A lone success teaches nothing.",
+        (
+            "The authors' denominator is per microbatch, here the minibatch's. TRL: sampled token, "
+            "threshold 1, no tail.",
+        ),
+    ),
+    "opsd": Note(
+        "Verified solutions are at hand and the base model reads them well.",
+        "The clip of the third release may turn the gradient: off here.",
+        ("The authors sample with top-k and top-p, which makes μ another policy than the one that is scored.",),
+    ),
+    "teacher_mixed": Note(
+        "A verifier and a teacher, neither enough alone.",
+        "A gap of several nats drowns a group's advantage. What mixes losses and what mixes advantages "
+        "differ off policy.",
+        ("SkyRL refuses batch normalisation with a teacher (2256).",),
+    ),
 }
