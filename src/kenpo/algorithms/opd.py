@@ -13,18 +13,8 @@ a score function with more weight on early tokens. Off policy the score-function
 """
 
 from kenpo.algorithms.grpo import GRPO
-from kenpo.stages import (
-    Clip,
-    FallMask,
-    Linear,
-    PrefixShare,
-    ScoreFunction,
-    SequenceSum,
-    SquaredDrift,
-    TeacherGap,
-    TokenMean,
-    TokenRatio,
-)
+from kenpo.stages import Clip, FallMask, Linear, ScoreFunction, SequenceSum, TeacherGap, TokenMean, TokenRatio
+from kenpo.stages.teachers import PrefixShare, SquaredDrift
 
 OPD = GRPO.but(
     name="opd",
