@@ -13,7 +13,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 
-FOUNDATION = {"types", "fields", "errors", "jsonfile", "seeds", "divergence", "nested"}
+FOUNDATION = {"types", "fields", "errors", "jsonfile", "seeds", "episode", "divergence", "nested"}
 OBJECTIVE = FOUNDATION | {"ops", "stages", "settings", "metrics", "checks", "order", "algorithm"}
 CATALOGUE = {"algorithms", "loading", "casefile"}
 MACHINERY = {"batches", "preference", "models", "engines", "experience", "ranks", "runs", "learner"}
@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "divergence": {"errors"},
     "seeds": set(),
     "nested": {"errors"},
+    "episode": {"errors"},
     "ranks": FOUNDATION | {"batches"},
     "ops": FOUNDATION,
     "batches": FOUNDATION,

@@ -38,6 +38,7 @@ ROLLOUT_FIELDS: dict[str, FieldSpec] = {
     "rewards": FieldSpec("B", "float"),
     "tokens": FieldSpec("BT", "int", -1),
     "prompt_id": FieldSpec("B", "int"),
+    "prefix": FieldSpec("B", "int"),
     "token_rewards": FieldSpec("BT", "float"),
     "answer": FieldSpec("B", "int"),
     "baseline": FieldSpec("B", "float"),

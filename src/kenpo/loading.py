@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from kenpo.algorithm import Algorithm
@@ -20,25 +21,37 @@ def load(spec: str) -> Algorithm:
 
     Raises `InputError` if the file is missing or fails, `UnknownNameError` if it has no such algorithm.
     """
-    where, _, name = spec.rpartition(":")
-    if not where or not name:
-        raise InputError(f"algorithm {spec!r}: expected FILE.py:NAME or MODULE:NAME")
-    try:
-        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except InputError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever the user's file raises
-        raise InputError(f"algorithm {spec!r}: {where} failed with {type(error).__name__}: {error}") from error
-    value = getattr(module, name, None)
+    value, module = load_object(spec, "algorithm")
     if not isinstance(value, Algorithm):
         known = [n for n, v in vars(module).items() if isinstance(v, Algorithm)]
+        where, _, name = spec.rpartition(":")
         raise unknown_name(f"algorithm in {where}", name, known or ["(none)"])
     return value
 
 
-def _from_file(path: Path):
+def load_object(spec: str, what: str) -> tuple[Any, Any]:
+    """What ``NAME`` stands for in ``file.py:NAME`` or ``module:NAME``, and the module.
+
+    An algorithm's name that stands for nothing gives None. ``what`` names its kind in messages. Raises `InputError` if
+    the file is missing or fails, `UnknownNameError` if it has no such name.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise InputError(f"{what} {spec!r}: expected FILE.py:NAME or MODULE:NAME")
+    try:
+        module = _from_file(Path(where), what) if where.endswith(".py") else importlib.import_module(where)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        raise InputError(f"{what} {spec!r}: {where} failed with {type(error).__name__}: {error}") from error
+    if what != "algorithm" and not hasattr(module, name):
+        raise unknown_name(f"{what} in {where}", name, [n for n in vars(module) if not n.startswith("_")])
+    return getattr(module, name, None), module
+
+
+def _from_file(path: Path, what: str) -> ModuleType:
     if not path.is_file():
-        raise InputError(f"algorithm file {str(path)!r} does not exist")
+        raise InputError(f"{what} file {str(path)!r} does not exist")
     spec = importlib.util.spec_from_file_location(f"kenpo_user_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

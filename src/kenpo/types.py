@@ -51,6 +51,7 @@ class Rollouts(Fields):
     rewards                 [B]              raw scalar outcome; NaN: no verdict, the rollout enters no statistic
     tokens                  [B,T] int        prompt, sampled and tool tokens in order; -1 where there is no token
     prompt_id               [B] int          stable identity of the prompt
+    prefix                  [B] int          rows with one number hold the same tokens before their first trainable one
     token_rewards           [B,T]            rewards per token, where a method has them
     answer                  [B] int          identity of the extracted answer, -1 unparsable
     baseline                [B]              reward of the greedy response (ReMax)
@@ -89,6 +90,7 @@ class Rollouts(Fields):
     rewards: Tensor
     tokens: Tensor | None = None
     prompt_id: Tensor | None = None
+    prefix: Tensor | None = None
     token_rewards: Tensor | None = None
     answer: Tensor | None = None
     baseline: Tensor | None = None

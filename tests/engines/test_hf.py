@@ -8,10 +8,11 @@ import torch
 from scoring import policy_terms
 
 from kenpo.engines import decoding
-from kenpo.engines.base import SamplingOptions
-from kenpo.engines.hf import HFEngine
+from kenpo.engines.base import Request, SamplingOptions
 from kenpo.errors import InputError, NonFiniteError
 from kenpo.types import Rollouts
+
+from .nested import HFEngine
 
 PROMPTS = [[40], [6, 7, 8, 9, 10, 11, 12], [5, 6, 7], [5, 6, 8]]
 SEEDS = [[1, 2, 3, 4], [1, 2], [9], []]
@@ -262,7 +263,7 @@ def test_responses_end_at_the_context(make, tokenizer):
         for c in row:
             assert len(c.tokens) <= min(30, 64 - len(prompt))
             assert c.truncated == (c.tokens[-1] != 2)
-    with pytest.raises(InputError, match="prompt 1: 64 tokens"):
+    with pytest.raises(InputError, match="request 1: 64 tokens"):
         HFEngine(model, tokenizer).generate([[5], [6] * 64], [[1], [1]], FULL)
 
 
@@ -296,17 +297,15 @@ def test_nan_names_prompt_and_position(tokenizer):
     engine = HFEngine(model, tokenizer)
     engine.generate(PROMPTS, SEEDS, FULL)
     model.lm_head.weight.data[17] = torch.nan
-    with pytest.raises(NonFiniteError, match="prompt 0, sample 0, response position 0"):
+    with pytest.raises(NonFiniteError, match="request 0, response position 0"):
         engine.generate(PROMPTS, SEEDS, FULL)
 
 
 def test_wrong_calls_are_named(tokenizer):
     engine = HFEngine(tiny.llama(300), tokenizer)
-    with pytest.raises(InputError, match="seeds"):
-        engine.generate(PROMPTS, [[1]], FULL)
-    with pytest.raises(InputError, match="prompt 1: id 300"):
+    with pytest.raises(InputError, match="request 1: id 300"):
         engine.generate([[5], [300]], [[1], [1]], FULL)
-    with pytest.raises(InputError, match="prompt 0: it has no tokens"):
+    with pytest.raises(InputError, match="request 0: it has no tokens"):
         engine.generate([[]], [[1]], FULL)
     with pytest.raises(InputError, match="batch_tokens"):
         HFEngine(tiny.llama(300), tokenizer, batch_tokens=0)
@@ -320,7 +319,7 @@ def test_new_weights_are_sampled_at_once_and_stamped(tokenizer):
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.05 * torch.randn_like(p))
-    engine.set_weights(7)
+    engine.update(lambda: iter(()), 7)
     after = engine.generate(PROMPTS, SEEDS, FULL)
     assert before[0][0].version == 0
     assert after[0][0].version == 7
@@ -364,3 +363,31 @@ def test_a_cache_that_grows_in_place_holds_what_transformers_would():
             ours.reorder_cache(keep), theirs.reorder_cache(keep)
             rows -= 1
     assert ours.get_seq_length() == theirs.get_seq_length() == 157
+
+
+@pytest.mark.parametrize("options", [FULL, CUT], ids=["full", "truncated"])
+def test_greedy_and_sampled_requests_stand_together(options, tokenizer):
+    """One call with both is what two calls give; requests of several options and prompts may be in any order."""
+    engine = HFEngine(tiny.qwen3(300), tokenizer)
+    other = SamplingOptions(max_tokens=3)
+    requests = [
+        Request(tuple(p), s, o, g)
+        for p in PROMPTS[:3] for s, o, g in ((1, options, False), (2, options, True), (3, other, False))
+    ]  # fmt: skip
+    together = engine.sample(requests)
+    for request, episode in zip(requests, together, strict=True):
+        alone = engine.sample([request])[0]
+        assert episode.prompt == list(request.prompt)
+        assert episode.tokens == alone.tokens
+        assert episode.logp == pytest.approx(alone.logp, abs=1e-5)
+        assert (episode.support is None) == (request.greedy or request.options != CUT)
+    best = engine.generate([PROMPTS[0]], [[0]], options, greedy=True)[0][0]
+    assert together[1].tokens == best.tokens != together[0].tokens
+
+
+def test_a_weights_update_is_stamped_on_every_segment(tokenizer):
+    with HFEngine(tiny.qwen3(300), tokenizer) as engine:
+        assert engine.sample([Request((5,), 0, FULL)])[0].version == 0
+        engine.update(lambda: iter(()), 7)
+        assert engine.sample([Request((5,), 0, FULL)])[0].version == 7
+    assert engine.sample([]) == []

@@ -40,7 +40,7 @@ def test_jsonl_json_and_parquet_give_the_same_problems(tmp_path):
 def test_each_epoch_shows_every_training_row_once_in_a_fresh_seeded_order(tmp_path):
     path = str(write(tmp_path / "a.jsonl", rows(25)))
     task, again, other = load_task(path, seed=1), load_task(path, seed=1), load_task(path, seed=2)
-    n = len(task)
+    n = task.size
     epochs = [[task.train(e * n + i).id for i in range(n)] for e in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [sorted(epochs[0])] * 3
     assert epochs[0] != epochs[1] != epochs[2]
@@ -59,7 +59,7 @@ def test_each_epoch_shows_every_training_row_once_in_a_fresh_seeded_order(tmp_pa
 def test_rows_with_one_prompt_are_two_problems_on_one_side_of_the_split(tmp_path):
     data = [{"prompt": f"p{i // 3}", "answer": f"a{i}"} for i in range(60)]
     task = load_task(str(write(tmp_path / "a.jsonl", data)))
-    train = [task.train(i) for i in range(len(task))]
+    train = [task.train(i) for i in range(task.size)]
     held = task.heldout(99)
     assert sorted(p.id for p in train + held) == list(range(60))
     assert not {p.prompt for p in train} & {p.prompt for p in held}
@@ -115,7 +115,7 @@ def test_chat_prompts_other_columns_unicode_and_byte_order_marks(tmp_path):
     task = load_task(str(path), prompt_column="messages", answer_column="target", heldout=0)
     assert task.train(0).prompt == chat
     assert task.train(0).answer == "dreißig"
-    assert len(task) == 2
+    assert task.size == 2
 
 
 GOOD = '{"prompt": "p", "answer": "a"}\n'

@@ -7,7 +7,7 @@ import tiny
 import torch
 from scoring import policy_terms
 
-from kenpo.engines.base import SamplingOptions
+from kenpo.engines.base import Request, SamplingOptions
 from kenpo.engines.hf import HFEngine
 from kenpo.errors import InputError
 from kenpo.models import lora
@@ -124,10 +124,10 @@ def test_the_engine_samples_with_the_adapter_on(base):
     model, tokenizer = load_model(base())
     lora.add_adapter(model, 4, alpha=8)
     engine = HFEngine(model, tokenizer)
-    options = SamplingOptions(max_tokens=6)
-    before = engine.generate([[5, 9, 7]], [[1, 2]], options)[0]
+    requests = [Request((5, 9, 7), seed, SamplingOptions(max_tokens=6)) for seed in (1, 2)]
+    before = engine.sample(requests)
     shake(model)
-    after = engine.generate([[5, 9, 7]], [[1, 2]], options)[0]
+    after = engine.sample(requests)
     assert [c.tokens for c in after] != [c.tokens for c in before]
     tokens = torch.tensor([[5, 9, 7, *after[0].tokens]])
     mask = torch.arange(tokens.shape[1])[None] >= 3

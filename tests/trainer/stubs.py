@@ -1,12 +1,15 @@
 """Stand-ins for task, engine and verifier that do as they are told."""
 
-from kenpo.engines.base import Completion
+from kenpo.engines.base import Engine as Base
+from kenpo.episode import Episode, Segment, given
 from kenpo.experience.problem import Problem
-from kenpo.experience.verifiers import Verdict
+from kenpo.experience.verdict import Verdict
 
 
-def completion(tokens, truncated=False, support=None, version=3):
-    return Completion(list(tokens), [-0.5 * (i + 1) for i in range(len(tokens))], truncated, support, "text", version)
+def episode(prompt, tokens, truncated=False, support=None, version=3):
+    logp = [-0.5 * (i + 1) for i in range(len(tokens))]
+    said = Segment(list(tokens), sampled=True, logp=logp, version=version, support=support)
+    return Episode((given(prompt), said), finish="length" if truncated else "stop", text="text")
 
 
 class Prompts:
@@ -15,40 +18,52 @@ class Prompts:
 
 
 class Task:
-    """An endless stream; remembers which problems were asked for."""
+    """An endless stream, or one of `size` problems; remembers which problems were asked for."""
 
     name, verifier, system = "stub", "stub", None
 
-    def __init__(self):
-        self.seen = []
+    def __init__(self, size=None):
+        self.seen, self.size, self.ids = [], size, None if size is None else range(size)
+
+    def problem(self, id):
+        self.seen.append(id)
+        return Problem(id=id, prompt=f"p{id}", answer=id)
 
     def train(self, index):
         self.seen.append(index)
         return Problem(id=index, prompt=f"p{index}", answer=index)
 
 
-class Engine:
+class Engine(Base):
     version = 0
 
     def __init__(self):
-        self.calls, self.seeds = 0, []
+        self.calls, self.seeds, self.requests = 0, [], []
 
-    def generate(self, prompts, seeds, options, *, greedy=False):
+    def sample(self, requests, done=None):
         self.calls += 1
-        self.seeds += [s for row in seeds for s in row]
-        return [[completion([5, 6, 1]) for _ in row] for row in seeds]
+        self.requests += requests
+        self.seeds += [r.seed for r in requests if not r.greedy]
+        episodes = [episode(r.prompt, [5, 6, 1]) for r in requests]
+        for i, e in enumerate(episodes if done else []):
+            done(i, e)
+        return episodes
+
+    def update(self, weights, version):
+        self.version = version
 
 
 class Verifier:
-    """`rewards(problem id, number in the batch)` as the reward."""
+    """`reward(answer, number)` as the reward; the number counts all samples so far."""
 
     name = "stub"
 
     def __init__(self, reward):
-        self.reward = reward
+        self.reward, self.seen = reward, 0
 
     def score(self, samples):
-        return [Verdict(reward=self.reward(s.answer, i), status="ok") for i, s in enumerate(samples)]
+        first, self.seen = self.seen, self.seen + len(samples)
+        return [Verdict(reward=self.reward(s.answer, i), status="ok") for i, s in enumerate(samples, first)]
 
 
 def updater_of(model, algorithm, config, passes, ranks=None, reference=None):

@@ -201,7 +201,7 @@ def test_the_data_cursor_goes_on_where_it_was(options, tmp_path):
     run = tmp_path / "run"
     train(TrainConfig(**(options | {"steps": 2}), out=str(run)))
     state, _, _ = checkpoints.load_state(checkpoints.found(run / "checkpoints")[-1])
-    assert state.cursor == 6
+    assert state.source == {"cursor": 6}
     assert state.step == 2
 
 
@@ -242,7 +242,11 @@ def test_a_checkpoint_is_an_ordinary_model_folder(reference):
     model = AutoModelForCausalLM.from_pretrained(path)
     assert AutoTokenizer.from_pretrained(path).decode([3, 4]) == "01"
     assert torch.equal(model.lm_head.weight, load_file(path / "model.safetensors")["lm_head.weight"])
-    assert {p.name for p in (path / "trainer").iterdir()} == {"optimizer.safetensors", "state.json"}
+    assert {p.name for p in (path / "trainer").iterdir()} == {
+        "optimizer.safetensors",
+        "state.json",
+        "state.safetensors",
+    }
     assert len(checkpoints.found(reference / "checkpoints")) == 2  # --keep
 
 

@@ -286,7 +286,7 @@ def sample(argv: list[str]) -> int:
     options = parse(SampleOptions, merge_repeats(argv, _LISTS), prog="kenpo sample MODEL", description=_SAMPLE)
     if options.samples < 1:
         raise InputError("--samples is at least 1")
-    from kenpo.engines.base import SamplingOptions, check_prompt_fits
+    from kenpo.engines.base import Request, SamplingOptions, check_prompt_fits
     from kenpo.engines.hf import HFEngine
     from kenpo.models.loading import check_system, context_length, encode_prompt, load_model
     from kenpo.seeds import stable_seed
@@ -299,8 +299,8 @@ def sample(argv: list[str]) -> int:
     for number, text in enumerate(_prompts(o.prompt)):
         ids = encode_prompt(tokenizer, text, o.system)
         check_prompt_fits(ids, context_length(model), o.max_tokens, f"prompt {number + 1}")
-        seeds = [stable_seed(o.seed, number, j) for j in range(o.samples)]
-        for c in engine.generate([ids], [seeds], sampling, greedy=o.greedy)[0]:
+        asked = [Request(tuple(ids), stable_seed(o.seed, number, j), sampling, o.greedy) for j in range(o.samples)]
+        for c in engine.sample(asked):
             if o.json:
                 entry = {
                     "prompt": text,

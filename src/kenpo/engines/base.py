@@ -1,12 +1,16 @@
-"""What an engine takes and gives: sampling options, completions, and the protocol the trainer holds on to."""
+"""What an engine takes and gives: requests, episodes, and the protocol the trainer holds on to."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol, Self, runtime_checkable
 
+from torch import Tensor
+
+from kenpo.episode import Episode
 from kenpo.errors import InputError
 
 
@@ -15,7 +19,7 @@ class SamplingOptions:
     """How to sample: logits / ``temperature``, then the ``top_k`` likeliest ids (0: all), then the smallest set of mass
     ``top_p``, at most ``max_tokens`` tokens, ended by a stop string of ``stop``.
 
-    Greedy decoding is asked of the engine (``greedy=True``), not with a temperature of 0. Raises `InputError` on a
+    Greedy decoding is asked for with ``Request.greedy``, not with a temperature of 0. Raises `InputError` on a
     value out of range.
     """
 
@@ -49,42 +53,67 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True)
-class Completion:
-    """One response as it was sampled.
+class Request:
+    """One sample that is wanted: the prompt's ids, a seed, and how to sample.
 
-    ``tokens`` include the end-of-sequence id or stop string that ended it; nothing is added that was not sampled.
-    ``logp`` holds log μ of each token in nats, under temperature, top-k and top-p as they were in force. ``truncated``
-    says that the limit ended it. ``support`` holds, per token, the ids that top-k / top-p kept (None: the whole
-    vocabulary). ``text`` is decoded without special and end ids and is cut before the stop string. ``version`` counts
-    the weights that sampled it.
+    ``greedy`` takes the likeliest token at each step; the seed, top-k and top-p then have no effect.
     """
 
-    tokens: list[int]
-    logp: list[float]
-    truncated: bool
-    support: list[list[int]] | None
-    text: str
-    version: int
+    prompt: tuple[int, ...]
+    seed: int = 0
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    greedy: bool = False
+
+
+Weights = Callable[[], Iterator[tuple[str, Tensor]]]
+"""The trained weights as a stream of (name, whole tensor), made when an engine asks for it."""
+
+Done = Callable[[int, Episode], None]
+"""Is told of each episode that has ended, with its request's place."""
 
 
 class Engine(Protocol):
-    """Samples from the current weights. A sample depends on weights, prompt, seed and options alone."""
+    """Samples episodes; a context manager. A sample depends on weights, prompt, seed and options alone.
+
+    ``version`` counts the weights in force. Every sampled segment is stamped with the version that sampled it. A class
+    may derive from this one and inherit what does nothing.
+    """
 
     version: int
 
-    def generate(
-        self,
-        prompts: Sequence[list[int]],
-        seeds: Sequence[Sequence[int]],
-        options: SamplingOptions,
-        *,
-        greedy: bool = False,
-    ) -> list[list[Completion]]:
-        """For each prompt one completion per seed in ``seeds[p]``, in that order."""
+    def sample(self, requests: Sequence[Request], done: Done | None = None) -> list[Episode]:
+        """One episode per request, in order; greedy and sampled ones may stand together.
+
+        ``done(i, episode)`` is called once for every request, as soon as its episode has ended, while others still
+        run; what it raises ends the sampling.
+        """
         ...
 
-    def set_weights(self, version: int) -> None:
-        """From now on sample from the weights of that version."""
+    def update(self, weights: Weights, version: int) -> None:
+        """From now on sample from these weights. An engine that shares the trained module need not read them."""
+        ...
+
+    def abort(self) -> None:
+        """End what is being sampled; those episodes finish as ``abort``."""
+        return None
+
+    def close(self) -> None:
+        """Give processes and memory back."""
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+
+@runtime_checkable
+class AsynchronousEngine(Engine, Protocol):
+    """An engine that samples while others train."""
+
+    def submit(self, requests: Sequence[Request]) -> list[Future[Episode]]:
+        """A handle per request, at once."""
         ...
 
 

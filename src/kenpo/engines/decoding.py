@@ -25,6 +25,8 @@ class Decoder(Protocol):
 
     pads: bool
 
+    def __init__(self, model: Any) -> None: ...
+
     def start(self, prompts: Sequence[Sequence[int]], owner: Tensor) -> Tensor:
         """Logits [R,V] after the prompts; row r continues prompt ``owner[r]``."""
         ...

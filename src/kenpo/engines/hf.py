@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kenpo.engines.base import Completion, SamplingOptions, check_prompt_fits
-from kenpo.engines.decoding import choose
+from kenpo.engines.base import Done, Engine, Request, SamplingOptions, Weights, check_prompt_fits
+from kenpo.engines.decoding import CachedDecoder, Decoder, choose
 from kenpo.engines.sampling import Draw, StopStrings, cut_text, decode_all, draw, take_best, uniforms
+from kenpo.episode import Episode, Segment, given
 from kenpo.errors import InputError, NonFiniteError
 from kenpo.models.loading import context_length, stop_ids, vocabulary_size
 
 
-class HFEngine:
+class HFEngine(Engine):
     """Samples from a transformers causal LM in this process.
 
     Each prompt runs once for all its samples, prompts of different lengths share a batch (padded at the left, positions
     counting real tokens), and rows that are done leave it. ``batch_tokens`` bounds the tokens (prompt and response, all
     rows) held at once; it changes speed and memory, not the samples. Log-probs come from the logits that sampled.
-    The model is put in eval mode. ``version`` counts its weights and is stamped on every completion.
+    The model is put in eval mode. ``version`` counts its weights and is stamped on every segment.
     """
-
-    streams = True  # `generate` takes `done`
 
     def __init__(self, model: Any, tokenizer: Any, batch_tokens: int = 65536) -> None:
         if batch_tokens < 1:
@@ -34,98 +33,85 @@ class HFEngine:
         self.version = 0
         self.stops = stop_ids(model, tokenizer)
 
-    def set_weights(self, version: int) -> None:
+    def update(self, weights: Weights, version: int) -> None:
         """The shared module has been updated; no cache outlives a call, so only the version changes."""
         self.version = version
 
     @torch.inference_mode()
-    def generate(
-        self,
-        prompts: Sequence[list[int]],
-        seeds: Sequence[Sequence[int]],
-        options: SamplingOptions,
-        *,
-        greedy: bool = False,
-        done: Callable[[int, list[Completion]], None] | None = None,
-    ) -> list[list[Completion]]:
-        """For each prompt one completion per seed, in order. With ``greedy`` the likeliest token is taken at each step
-        and the seeds only count the samples; top-k and top-p then have no effect and ``support`` is None.
-
-        ``done(p, completions)`` is called as soon as prompt p has all of its own; what it raises ends the sampling.
+    def sample(self, requests: Sequence[Request], done: Done | None = None) -> list[Episode]:
+        """One episode per request, in order. Greedy ones have no ``support``.
 
         Every end-of-sequence id of the model and tokenizer ends a response, and so does a stop string. A response ends
-        at ``max_tokens`` or at the model's context, ``truncated``, with the last token as sampled. Raises `InputError`
+        at ``max_tokens`` or at the model's context, as ``length``, with the last token as sampled. Raises `InputError`
         for a prompt that is empty, too long or outside the vocabulary; `NonFiniteError` for NaN logits.
         """
-        if len(prompts) != len(seeds):
-            raise InputError(f"seeds: {len(seeds)} rows for {len(prompts)} prompts")
-        self._check(prompts, options)
+        self._check(requests)
         self.model.eval()
-        kind = choose(self.model) if any(seeds) else None
-        found: list[list[Completion | None]] = [[None] * len(s) for s in seeds]
-        for chunk in self._chunks(prompts, seeds, options, pads=kind is None or kind.pads):  # type: ignore[attr-defined]
-            assert kind is not None
-            for (p, s), completion in zip(chunk, self._run(kind, prompts, seeds, chunk, options, greedy), strict=True):
-                found[p][s] = completion
-            for p in dict.fromkeys(p for p, _ in chunk):
-                if done is not None and None not in found[p]:
-                    done(p, [c for c in found[p] if c is not None])
-        return [[c for c in row if c is not None] for row in found]
+        found: dict[int, Episode] = {}
+        kind: type[Decoder] = choose(self.model) if requests else CachedDecoder
+        for options in dict.fromkeys(r.options for r in requests):
+            places = [i for i, r in enumerate(requests) if r.options == options]
+            for chunk in self._chunks(requests, places, kind.pads):
+                for i, episode in zip(chunk, self._run(kind, requests, chunk, options), strict=True):
+                    found[i] = episode
+                    if done is not None:
+                        done(i, episode)
+        return [found[i] for i in range(len(requests))]
 
-    def _check(self, prompts: Sequence[list[int]], options: SamplingOptions) -> None:
+    def _check(self, requests: Sequence[Request]) -> None:
         size, context = vocabulary_size(self.model), context_length(self.model)
-        for p, ids in enumerate(prompts):
-            check_prompt_fits(ids, context, options.max_tokens, f"prompt {p}")
-            if max(ids) >= size or min(ids) < 0:
-                raise InputError(f"prompt {p}: id {max(ids)} is outside the model's vocabulary of {size}")
+        for i, r in enumerate(requests):
+            check_prompt_fits(r.prompt, context, r.options.max_tokens, f"request {i}")
+            if max(r.prompt) >= size or min(r.prompt) < 0:
+                raise InputError(f"request {i}: id {max(r.prompt)} is outside the model's vocabulary of {size}")
 
-    def _limit(self, prompt: Sequence[int], options: SamplingOptions) -> int:
-        context = context_length(self.model)
-        return options.max_tokens if context is None else min(options.max_tokens, context - len(prompt))
+    def _limit(self, request: Request) -> int:
+        context, most = context_length(self.model), request.options.max_tokens
+        return most if context is None else min(most, context - len(request.prompt))
 
-    def _chunks(
-        self, prompts: Sequence[list[int]], seeds: Sequence[Sequence[int]], options: SamplingOptions, pads: bool
-    ) -> Iterator[list[tuple[int, int]]]:
-        """(prompt, sample) pairs to run together, prompts in order of length, within the token budget."""
-        chunk: list[tuple[int, int]] = []
+    def _chunks(self, requests: Sequence[Request], places: Sequence[int], pads: bool) -> Iterator[list[int]]:
+        """Requests to run together: those of one prompt next to each other, prompts in order of length, within the
+        token budget."""
+        first: dict[tuple[int, ...], int] = {}
+        for i in places:
+            first.setdefault(requests[i].prompt, i)
+        chunk: list[int] = []
         longest = 0
-        for p in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
-            length = len(prompts[p]) + self._limit(prompts[p], options)
-            for s in range(len(seeds[p])):
-                widest = max(longest, length)
-                mixed = not pads and chunk and len(prompts[chunk[0][0]]) != len(prompts[p])
-                if chunk and (mixed or widest * (len(chunk) + 1) > self.batch_tokens):
-                    yield chunk
-                    chunk, widest = [], length
-                longest = widest
-                chunk.append((p, s))
+        for i in sorted(places, key=lambda i: (len(requests[i].prompt), first[requests[i].prompt], i)):
+            length = len(requests[i].prompt) + self._limit(requests[i])
+            widest = max(longest, length)
+            mixed = not pads and chunk and len(requests[chunk[0]].prompt) != len(requests[i].prompt)
+            if chunk and (mixed or widest * (len(chunk) + 1) > self.batch_tokens):
+                yield chunk
+                chunk, widest = [], length
+            longest = widest
+            chunk.append(i)
         if chunk:
             yield chunk
 
     def _run(
-        self,
-        kind: type,
-        prompts: Sequence[list[int]],
-        seeds: Sequence[Sequence[int]],
-        chunk: list[tuple[int, int]],
-        options: SamplingOptions,
-        greedy: bool,
-    ) -> list[Completion]:
+        self, kind: type[Decoder], requests: Sequence[Request], chunk: Sequence[int], options: SamplingOptions
+    ) -> list[Episode]:
         device = self.model.get_input_embeddings().weight.device
-        used = sorted({p for p, _ in chunk}, key=lambda p: len(prompts[p]))
-        place = {p: i for i, p in enumerate(used)}
-        owner = torch.tensor([place[p] for p, _ in chunk], device=device)
+        rows = [requests[i] for i in chunk]
+        place = {prompt: i for i, prompt in enumerate(dict.fromkeys(r.prompt for r in rows))}
+        owner = torch.tensor([place[r.prompt] for r in rows], device=device)
         decoder = kind(self.model)
-        limits = torch.tensor([self._limit(prompts[p], options) for p, _ in chunk], device=device)
-        u = uniforms([seeds[p][s] for p, s in chunk], int(limits.max())).to(device)
+        limits = torch.tensor([self._limit(r) for r in rows], device=device)
+        u = uniforms([r.seed for r in rows], int(limits.max())).to(device)
+        greedy = torch.tensor([r.greedy for r in rows], device=device)
+        mixed = bool(greedy.any()) and not bool(greedy.all())
         tight = bool((limits < options.max_tokens).any())
         book = _Book(len(chunk), int(limits.max()), device)
         stopper = _Stopper(self, options, len(chunk), device)
         live = torch.arange(len(chunk), device=device)  # rows the decoder holds, by their place in the chunk
         done = torch.zeros(len(chunk), dtype=torch.bool, device=device)
-        logits = decoder.start([prompts[p] for p in used], owner)
+        logits = decoder.start([list(prompt) for prompt in place], owner)
         for t in range(int(limits.max())):
-            drawn = take_best(logits, options) if greedy else draw(logits, u[live, t], options)
+            if mixed:
+                drawn = draw(logits, u[live, t], options).where(~greedy[live], take_best(logits, options))
+            else:
+                drawn = take_best(logits, options) if rows[0].greedy else draw(logits, u[live, t], options)
             if bool(drawn.bad.any()):
                 _refuse(drawn.bad & ~done[live], chunk, live, t)
             book.write(live, t, drawn, done)
@@ -141,32 +127,34 @@ class HFEngine:
             ids = drawn.ids
             # Dropping rows copies the cache, so it waits; but a row that filled the context can't take another step.
             if left <= 0.8 * len(live) or (tight and left < len(live)):
-                rows = going.nonzero().squeeze(-1)
-                decoder.keep(rows)
-                live, ids = live[rows], ids[rows]
+                kept = going.nonzero().squeeze(-1)
+                decoder.keep(kept)
+                live, ids = live[kept], ids[kept]
             logits = decoder.step(ids)
-        return self._completions(book, options, stopper)
+        return self._episodes(book, rows, options, stopper)
 
-    def _completions(self, book: _Book, options: SamplingOptions, stopper: _Stopper) -> list[Completion]:
+    def _episodes(
+        self, book: _Book, rows: Sequence[Request], options: SamplingOptions, stopper: _Stopper
+    ) -> list[Episode]:
         tokens, logps, supports = book.lists()
         truncated = book.truncated.tolist()
         spoken = [t[:-1] if t and t[-1] in stopper.ids else t for t in tokens]
         texts = [cut_text(text, options.stop)[0] for text in decode_all(self.tokenizer, spoken)]
-        return [
-            Completion(
-                tokens[r], logps[r], truncated[r], None if supports is None else supports[r], texts[r], self.version
-            )
-            for r in range(len(tokens))
-        ]
+        made = []
+        for r, request in enumerate(rows):
+            support = None if supports is None or request.greedy else supports[r]
+            said = Segment(tokens[r], sampled=True, logp=logps[r], version=self.version, support=support)
+            finish = "length" if truncated[r] else "stop"
+            made.append(Episode((given(request.prompt), said), finish=finish, text=texts[r]))
+        return made
 
 
-def _refuse(bad: Tensor, chunk: list[tuple[int, int]], live: Tensor, t: int) -> None:
+def _refuse(bad: Tensor, chunk: Sequence[int], live: Tensor, t: int) -> None:
     """NaN logits in a row that still runs are an error; a row that is done may hold anything."""
     if bool(bad.any()):
-        p, s = chunk[int(live[bad.nonzero()[0, 0]])]
         raise NonFiniteError(
-            f"prompt {p}, sample {s}, response position {t}: the model's logits are NaN; its weights are damaged "
-            "or the learning rate was too high (go back to an earlier checkpoint)"
+            f"request {chunk[int(live[bad.nonzero()[0, 0]])]}, response position {t}: the model's logits are NaN; its "
+            "weights are damaged or the learning rate was too high (go back to an earlier checkpoint)"
         )
 
 

@@ -23,6 +23,11 @@ class Draw(NamedTuple):
     support: Tensor | None
     bad: Tensor
 
+    def where(self, keep: Tensor, other: Draw) -> Draw:
+        """This draw in the rows of ``keep`` [R], the other's ids and log-probs elsewhere."""
+        ids, logp = torch.where(keep, self.ids, other.ids), torch.where(keep, self.logp, other.logp)
+        return Draw(ids, logp, self.support, torch.where(keep, self.bad, other.bad))
+
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
     """Numbers in [0,1) as a float64 tensor [R, count]: row r is a function of ``seeds[r]`` alone (all 64 bits of it).

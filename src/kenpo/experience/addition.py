@@ -91,6 +91,23 @@ class AdditionTask:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
+    @property
+    def ids(self) -> None:
+        """None: the stream is endless."""
+        return None
+
+    @property
+    def size(self) -> None:
+        """None: the stream is endless."""
+        return None
+
+    def problem(self, id: int) -> Problem:
+        """The problem of that id, which is made of its operands."""
+        a, b = divmod(id, 1000)
+        if not (LOW <= a <= HIGH and LOW <= b <= HIGH) or is_held_out(a, b):
+            raise InputError(f"addition: no training problem has the id {id}")
+        return _problem(a, b)
+
     def train(self, index: int) -> Problem:
         """The `index`-th (from 0) problem of an endless stream that depends on the seed and `index` alone."""
         if index < 0:

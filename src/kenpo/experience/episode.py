@@ -1,17 +1,20 @@
-"""What was sampled, as rows for the objective: the one place where `Rollouts` are built."""
+"""Episodes as rows for the objective: the one place where `Rollouts` are built."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
-from kenpo.engines.base import Completion
-from kenpo.experience.problem import Problem
-from kenpo.experience.verdict import Verdict
-from kenpo.types import Rollouts
+from kenpo.episode import Episode, Segment, given, prompt_key
+from kenpo.errors import InputError
+from kenpo.types import ROLLOUT_FIELDS, Rollouts
+
+__all__ = ["Episode", "Row", "Segment", "answer_id", "build_rollouts", "given", "prompt_key"]
 
 
 def answer_id(answer: str | None) -> int:
@@ -21,53 +24,120 @@ def answer_id(answer: str | None) -> int:
     return int.from_bytes(hashlib.blake2b(answer.encode(), digest_size=8).digest(), "big") >> 1
 
 
+@dataclass(frozen=True)
+class Row:
+    """One episode and what is known of it as a whole.
+
+    ``group`` numbers the rollouts compared together; ``reward`` NaN: no verdict; ``prompt_id`` is the problem's id;
+    ``answer`` the extracted answer; ``parts`` named components of the reward; ``origin`` as in `Rollouts`. ``numbers``
+    holds further fields of one number per row by their name in `Rollouts` (``baseline``, ``margin``, ``logp_source``).
+    """
+
+    episode: Episode
+    group: int
+    reward: float = math.nan
+    prompt_id: int = -1
+    answer: str | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    origin: int = 0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+ALWAYS = frozenset({"tokens", "prompt_id", "prefix", "answer", "policy_version", "truncated", "logp_sampler"})
+
+
 def build_rollouts(
-    problems: Sequence[Problem],
-    prompts: Sequence[list[int]],
-    completions: Sequence[Sequence[Completion]],
-    verdicts: Sequence[Sequence[Verdict]],
+    rows: Sequence[Row],
     *,
-    first_group: int = 0,
-    with_support: bool = False,
+    also: Collection[str] = (),
+    without: Collection[str] = (),
     dtype: torch.dtype = torch.float32,
 ) -> Rollouts:
-    """`Rollouts` with the prompt and then the sampled tokens in each row, padded with -1 on the right.
+    """`Rollouts` with each episode's tokens in order, padded with -1 on the right.
 
-    The mask covers exactly what was sampled, the end-of-sequence token included; a truncated response gets none. Group
-    numbers count up from `first_group`, one per problem. A sample without verdict has reward NaN.
+    The mask covers exactly what was sampled, the end-of-sequence token included; an episode cut at the limit has none.
+    ``prefix`` is the prompt's identity, decided here once. ``also`` names further fields to fill: ``support_ids``,
+    ``turn``, ``trajectory``, ``origin``, ``topk_ids`` and ``topk_logp_sampler``, ``routes``, and the names in
+    ``numbers`` (NaN where a row has none); ``without`` names fields to leave out (``logp_sampler`` where nobody knows
+    it). The choice of fields depends on these two alone, so that the batches of all ranks can be joined.
+    Raises `InputError` for an episode that lacks what a field needs.
     """
-    flat = [(p, c, v) for p in range(len(problems)) for c, v in zip(completions[p], verdicts[p], strict=True)]
-    width = max((len(prompts[p]) + len(c.tokens) for p, c, _ in flat), default=0)
-    shape = (len(flat), width)
-    tokens = torch.full(shape, -1, dtype=torch.int64)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    logp = torch.zeros(shape, dtype=dtype)
-    version = torch.full(shape, -1, dtype=torch.int32)
-    widest = max((len(s) for _, c, _ in flat for s in c.support or ()), default=1) if with_support else 0
-    support = torch.full((*shape, widest), -1, dtype=torch.int64) if with_support else None
-    for row, (p, c, _) in enumerate(flat):
-        start, end = len(prompts[p]), len(prompts[p]) + len(c.tokens)
-        tokens[row, :end] = torch.tensor([*prompts[p], *c.tokens], dtype=torch.int64)
-        mask[row, start:end] = True
-        logp[row, start:end] = torch.tensor(c.logp, dtype=dtype)
-        version[row, start:end] = c.version
-        if support is not None:
-            for t, ids in enumerate(c.support or ()):
-                support[row, start + t, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
-    parts = {n: torch.full((len(flat),), math.nan, dtype=dtype) for _, _, v in flat for n in v.parts}
-    for row, (_, _, v) in enumerate(flat):
-        for name, value in v.parts.items():
-            parts[name][row] = value
+    wanted = (ALWAYS | frozenset(also)) - frozenset(without)
+    width = max((sum(len(s.ids) for s in row.episode.segments) for row in rows), default=0)
+    tokens = torch.full((len(rows), width), -1, dtype=torch.int64)
+    mask = torch.zeros(tokens.shape, dtype=torch.bool)
+    per_token = {n: _Field(n, rows, tokens.shape, dtype) for n in sorted(wanted & _PER_TOKEN.keys())}
+    for r, row in enumerate(rows):
+        at = 0
+        for segment in row.episode.segments:
+            end = at + len(segment.ids)
+            tokens[r, at:end] = torch.tensor(segment.ids, dtype=torch.int64)
+            mask[r, at:end] = segment.sampled
+            for filled in per_token.values():
+                filled.write(r, at, end, segment)
+            at = end
+    ints: dict[str, list[int]] = {
+        "prompt_id": [row.prompt_id for row in rows],
+        "prefix": [row.episode.prompt_key for row in rows],
+        "answer": [answer_id(row.answer) for row in rows],
+        "trajectory": [row.episode.trajectory for row in rows],
+        "origin": [row.origin for row in rows],
+    }
+    fields: dict[str, Tensor] = {n: torch.tensor(v, dtype=torch.int64) for n, v in ints.items() if n in wanted}
+    if "truncated" in wanted:
+        fields["truncated"] = torch.tensor([row.episode.truncated for row in rows], dtype=torch.bool)
+    for name in sorted(wanted - ALWAYS - _PER_TOKEN.keys() - ints.keys()):
+        if name not in ROLLOUT_FIELDS or ROLLOUT_FIELDS[name].axes != "B":
+            raise InputError(f"rollouts: {name!r} is not a field of one number per row")
+        fields[name] = torch.tensor([row.numbers.get(name, math.nan) for row in rows], dtype=dtype)
+    parts = {n: torch.full((len(rows),), math.nan, dtype=dtype) for row in rows for n in row.parts}
+    for r, row in enumerate(rows):
+        for name, value in row.parts.items():
+            parts[name][r] = value
     return Rollouts(
         mask=mask,
-        group=torch.tensor([first_group + p for p, _, _ in flat], dtype=torch.int64),
-        rewards=torch.tensor([v.reward for _, _, v in flat], dtype=dtype),
+        group=torch.tensor([row.group for row in rows], dtype=torch.int64),
+        rewards=torch.tensor([row.reward for row in rows], dtype=dtype),
         tokens=tokens,
-        prompt_id=torch.tensor([problems[p].id for p, _, _ in flat], dtype=torch.int64),
-        answer=torch.tensor([answer_id(v.answer) for _, _, v in flat], dtype=torch.int64),
-        logp_sampler=logp,
-        support_ids=support,
-        policy_version=version,
-        truncated=torch.tensor([c.truncated for _, c, _ in flat], dtype=torch.bool),
         reward_parts=parts,
+        **fields,
+        **{n: filled.values for n, filled in per_token.items()},
     )
+
+
+# Field of Rollouts -> the segment's attribute that fills it.
+_PER_TOKEN = {
+    "logp_sampler": "logp", "policy_version": "version", "turn": "turn", "support_ids": "support",
+    "topk_ids": "top_ids", "topk_logp_sampler": "top_logp", "routes": "routes",
+}  # fmt: skip
+_NEEDED = frozenset({"logp_sampler", "support_ids", "topk_ids", "topk_logp_sampler", "routes"})
+
+
+class _Field:
+    """One tensor with an entry per token, filled segment by segment."""
+
+    def __init__(self, name: str, rows: Sequence[Row], shape: torch.Size, dtype: torch.dtype) -> None:
+        self.name, spec, self.source = name, ROLLOUT_FIELDS[name], _PER_TOKEN[name]
+        kinds = {"float": dtype, "int": torch.int32 if name == "policy_version" else torch.int64}
+        pad = int(spec.pad) if spec.kind == "int" else spec.pad
+        said = [x for row in rows for s in row.episode.sampled if (x := getattr(s, self.source)) is not None]
+        inner: tuple[int, ...] = ()
+        if name == "routes":
+            inner = tuple(said[0].shape[1:]) if said else (0, 0)
+        elif len(spec.axes) == 3:
+            inner = (max((len(ids) for per in said for ids in per), default=1),)
+        self.values = torch.full((*shape, *inner), pad, dtype=kinds[spec.kind])
+
+    def write(self, row: int, start: int, end: int, segment: Segment) -> None:
+        value = getattr(segment, self.source)
+        if not segment.sampled:
+            if self.name == "turn":
+                self.values[row, start:end] = value
+            return
+        if value is None and self.name in _NEEDED:
+            raise InputError(f"row {row}: a sampled segment has no {self.source}, which {self.name} is made of")
+        if self.values.dim() == 3:  # the last axis is ragged
+            for t, entries in enumerate(value, start):
+                self.values[row, t, : len(entries)] = torch.tensor(entries, dtype=self.values.dtype)
+        else:
+            self.values[row, start:end] = torch.as_tensor(value, dtype=self.values.dtype)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kenpo.engines.base import Completion, Engine, SamplingOptions
+from kenpo.engines.base import Engine, Request, SamplingOptions
+from kenpo.episode import Episode
 from kenpo.errors import InputError, VerifierError
-from kenpo.experience.judge import Judge, all_stop, describe
+from kenpo.experience.judge import Judge, all_stop, describe, sample_groups
 from kenpo.experience.problem import Problem
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.verdict import Verifier
@@ -81,20 +82,17 @@ class Evaluator:
         mine = self.ranks.share(len(self.problems))
         options = self.options if not greedy else replace(self.options, temperature=1.0, top_p=1.0, top_k=0)
         with all_stop(self.ranks), Judge(self.verifier) as judge:  # judges a batch while the next one is sampled
-            sampled: dict[int, list[Completion]] = {}
+            sampled: dict[int, list[Episode]] = {}
             for start in range(mine.start, mine.stop, self.batch):
-                rows = range(start, min(start + self.batch, mine.stop))
-                problems = [self.problems[i] for i in rows]
-                seeds = [[stable_seed(seed, i, j) for j in range(samples)] for i in rows]
-                prompts = [self.prompts.encode(p) for p in problems]
-                for i, completions in zip(
-                    rows, self.engine.generate(prompts, seeds, options, greedy=greedy), strict=True
-                ):
-                    sampled[i] = completions
-                    judge.put(i, self.problems[i], completions)
+                asked = {}
+                for i in range(start, min(start + self.batch, mine.stop)):
+                    prompt = tuple(self.prompts.encode(self.problems[i]))
+                    requests = [Request(prompt, stable_seed(seed, i, j), options, greedy) for j in range(samples)]
+                    asked[i] = (self.problems[i], requests)
+                sampled |= sample_groups(self.engine, judge, asked)
             for i, verdicts in sorted(judge.verdicts().items()):
                 judged = enumerate(zip(sampled[i], verdicts, strict=True))
-                records += [{"index": i, **describe(self.problems[i], j, c, v)} for j, (c, v) in judged]
+                records += [{"index": i, **describe(self.problems[i], j, e, v)} for j, (e, v) in judged]
         records = self.ranks.gather_list(records)
         outcome = self._outcome(records)
         if records and not outcome.judged:

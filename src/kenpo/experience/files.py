@@ -74,10 +74,23 @@ class FileTask:
                 raise InputError(f"{path}: every prompt is also in {eval_file}; nothing is left to train on")
         self.verifier = default_verifier(problems, str(path))
         self._order: tuple[int, Sequence[int]] = (-1, ())
+        self._by_id = {problem.id: problem for problem in self._train}
 
-    def __len__(self) -> int:
+    @property
+    def ids(self) -> Sequence[int]:
+        """The ids of the training rows, in file order."""
+        return [problem.id for problem in self._train]
+
+    @property
+    def size(self) -> int:
         """The number of training rows, which is the length of an epoch."""
         return len(self._train)
+
+    def problem(self, id: int) -> Problem:
+        """The training row of that id."""
+        if id not in self._by_id:
+            raise InputError(f"{self.name}: no training row has the id {id}")
+        return self._by_id[id]
 
     def train(self, index: int) -> Problem:
         """The `index`-th (from 0) problem of the endless stream; each epoch is a fresh permutation of all rows."""

@@ -40,6 +40,20 @@ class GymTask:
         self.seed = seed
         self.system: str | None = catalogue["system"] if system is None else system
 
+    @property
+    def ids(self) -> None:
+        """None: the stream is endless."""
+        return None
+
+    @property
+    def size(self) -> None:
+        """None: the stream is endless."""
+        return None
+
+    def problem(self, id: int) -> Problem:
+        """The problem of that id, which is its index in the stream."""
+        return self.train(id)
+
     def train(self, index: int) -> Problem:
         """The `index`-th (from 0) problem of the stream."""
         if index < 0:

@@ -6,7 +6,7 @@ cursor is the next index. Held-out problems never depend on the seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -21,12 +21,27 @@ REASONING_GYM = "reasoning_gym"
 class Task(Protocol):
     """What the trainer needs of a task.
 
-    `verifier` is the task's own verifier; `system` a system prompt for models with a chat template, or None.
+    `verifier` is the task's own verifier; `system` a system prompt for models with a chat template, or None; `ids`
+    those of all training problems, None where the stream is endless, and `size` their number.
     """
 
     name: str
     verifier: str
     system: str | None
+
+    @property
+    def ids(self) -> Sequence[int] | None:
+        """The ids of all training problems; None if there is no end of them."""
+        ...
+
+    @property
+    def size(self) -> int | None:
+        """The number of training problems; None if there is no end of them."""
+        ...
+
+    def problem(self, id: int) -> Problem:
+        """The training problem of that id. InputError for an id that no training problem has."""
+        ...
 
     def train(self, index: int) -> Problem:
         """The `index`-th (from 0) problem of an endless stream; finite data is reshuffled once per epoch."""

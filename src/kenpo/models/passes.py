@@ -161,10 +161,13 @@ def check_vocabulary(name: str, ids: np.ndarray, vocabulary: int) -> None:
 def prompt_keys(rollouts: Rollouts) -> list[int]:
     """A number for each row: rows with equal numbers have the same prompt, every token before the first trainable one.
 
-    Meant to be asked once for a rollout batch whose maker did not say; whoever cuts the batch carries the numbers on.
+    They are the batch's ``prefix`` where its maker said them; else found by the tokens, meant to be asked once for a
+    batch and carried on by whoever cuts it.
     """
     if rollouts.tokens is None:
         raise MissingFieldError("tokens: the batch holds none, so the model can't score it")
+    if rollouts.prefix is not None:
+        return list(rollouts.prefix.tolist())
     tokens, mask = on_host(rollouts.tokens), on_host(rollouts.mask)
     if not mask.shape[1]:
         return list(range(len(mask)))

@@ -1,7 +1,8 @@
 """Checkpoints: an ordinary transformers model folder with a ``trainer/`` folder beside the weights.
 
 ``trainer/optimizer.safetensors`` holds moments, master weights and the RNG states of torch; ``trainer/state.json`` the
-step, the data cursor, the algorithm's state and how far the run's files had been written. No pickle anywhere.
+step, the state of the algorithm and of the source and how far the run's files had been written; tensors of those states
+lie in ``trainer/state.safetensors``. No pickle anywhere.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import re
 import shutil
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from torch import Tensor
 
 from kenpo.errors import InputError
 from kenpo.models.lora import is_adapted, merged_state, save_adapter
+from kenpo.nested import join, split
 from kenpo.runs.disk import disk_errors, remove_tree, sync_folder, sync_tree
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"step_(\d{6,})")
 
 
@@ -33,7 +35,7 @@ class TrainerState:
     """Where a run stands, after ``step`` whole steps."""
 
     step: int = 0
-    cursor: int = 0
+    source: Any = None  # what `Collected.state` handed on
     algorithm: Any = None  # what `Prepared.state` handed on
     tokens: dict[str, int] = field(default_factory=lambda: {"generated": 0, "filtered": 0, "trained": 0})
     evals: dict[str, float | None] = field(default_factory=lambda: {"before": None, "after": None})
@@ -147,7 +149,10 @@ def save_checkpoint(
                 if is_adapted(model):
                     save_adapter(model, temporary / "trainer" / "adapter")
             save_file({**optimizer, **rng_tensors()}, str(temporary / "trainer" / "optimizer.safetensors"))
-            record = {"format": FORMAT, **asdict(state), "rng": rng_json()}
+            nested, tensors = split({"source": state.source, "algorithm": state.algorithm}, "state")
+            save_file(tensors, str(temporary / "trainer" / "state.safetensors"))
+            plain = {f.name: getattr(state, f.name) for f in fields(state)}
+            record = {"format": FORMAT, **plain, **nested, "rng": rng_json()}
             (temporary / "trainer" / "state.json").write_text(json.dumps(record))
             sync_tree(temporary)
             if target.exists():
@@ -201,7 +206,12 @@ def load_state(checkpoint: Path) -> tuple[TrainerState, dict[str, Tensor], dict[
     if written != FORMAT:
         raise InputError(f"{checkpoint}: written in format {written}, this version reads {FORMAT}")
     try:
+        parts = load_file(str(checkpoint / "trainer" / "state.safetensors"))
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{unusable} ({error})") from None
+    try:
         rng = record.pop("rng")
+        record |= {name: join(record[name], parts) for name in ("source", "algorithm")}
         return TrainerState(**record), {"rng.torch": tensors.pop("rng.torch"), **tensors}, rng
     except (KeyError, TypeError) as error:
         raise InputError(f"{unusable} (what it holds is incomplete or foreign: {error})") from None

@@ -93,6 +93,11 @@ class TrainConfig:
     """Padded tokens that one forward and backward holds at once; changes memory and speed only."""
     max_refills: int = 9
     """Further rounds of generation that dynamic sampling may ask for in one step."""
+    refill: Literal["next", "same"] = "next"
+    """In place of a group that can't be trained on: the next problem, or the same one sampled again."""
+
+    engine: str = "hf"
+    """What samples: hf (transformers, in this process), or your own as file.py:NAME, called with (model, tokenizer)."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -260,6 +265,7 @@ def check(config: TrainConfig) -> None:
         "head_dtype": ("model", "float32"),
         "attention": ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"),
         "packing": ("auto", "on", "off"),
+        "refill": ("next", "same"),
         "optimizer": OPTIMIZERS,
     }.items():
         if getattr(config, name) not in allowed:

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import kenpo
 from kenpo.errors import InputError, KenpoError, RefillExhaustedError, RunError
+from kenpo.experience.source import Priorities, Usable
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
 from kenpo.runs.callbacks import Callback, make_loggers
 from kenpo.runs.checkpoint import TrainerState, load_state, restore_rng, seed_rng, versions
-from kenpo.runs.figures import step_figures
+from kenpo.runs.figures import average, step_figures
 from kenpo.runs.folder import RunFolder
 from kenpo.trainer.config import TrainConfig, resolve, to_dict
 from kenpo.trainer.plan import report
@@ -54,7 +56,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 return already_finished(folder, config)
             parts = build(config, inputs, ranks, checkpoint)
             if config.dry_run:
-                held = len(parts.evaluator.problems) if parts.evaluator else 0
+                held = parts.source.heldout
                 return {"plan": report(config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
             everyone = [*callbacks, *make_loggers(config.loggers)] if ranks.first else []
             return Run(parts, folder, everyone, checkpoint, resumed).go()
@@ -111,7 +113,7 @@ class Run:
             )
         state.versions = versions()
         self.parts.updater.learner.load(tensors)
-        self.parts.engine.set_weights(state.step)
+        self.parts.engine.update(self.parts.updater.learner.weights, state.step)
         self.state, self.base_seconds, self.saved_at = state, state.seconds, state.step
         restore_rng(tensors, rng)
 
@@ -143,7 +145,7 @@ class Run:
 
     def _steps(self) -> None:
         steps = self.config.steps or 0
-        if self.state.step == 0 and self.parts.evaluator and self.state.evals["before"] is None:
+        if self.state.step == 0 and self.parts.source.heldout and self.state.evals["before"] is None:
             began = time.perf_counter()
             figures = self._evaluate("before")
             line = {"step": 0, **figures, "time": {"eval": time.perf_counter() - began}}
@@ -161,22 +163,22 @@ class Run:
     def _step(self, step: int) -> None:
         began = time.perf_counter()
         parts, state = self.parts, self.state
-        collected = parts.collector.collect(step, state.cursor)
+        collected = parts.source.next(step, state.source, *self._asks())
         try:
             done = parts.updater.update(collected.rollouts, state.algorithm, step)
         except KenpoError:
             self._record(step, collected.rollouts)  # the batch that broke the update, to be looked at
             raise
-        parts.engine.set_weights(step)
-        figures = step_figures(step, collected, done, self.config.correct_at)
+        parts.engine.update(parts.updater.learner.weights, step)
+        figures = step_figures(step, collected, done)
         clock = figures.pop("time")
         every, last = self.config.eval_every, step == self.config.steps
-        evaluated = parts.evaluator is not None and (last or bool(every and step % every == 0))
+        evaluated = bool(parts.source.heldout) and (last or bool(every and step % every == 0))
         if evaluated:
             at = time.perf_counter()
             figures |= self._evaluate("after")
             clock["eval"] = time.perf_counter() - at
-        state.step, state.cursor, state.algorithm = step, collected.cursor, done.state
+        state.step, state.source, state.algorithm = step, collected.state, done.state
         for name, n in figures["tokens"].items():
             state.tokens[name] += n
         clock["step"] = time.perf_counter() - began
@@ -192,11 +194,16 @@ class Run:
         if self.config.record_batches and self.ranks.first:
             self.folder.record_batch(step, rollouts, {"step": step, "algorithm": self.parts.algorithm.name})
 
+    def _asks(self) -> tuple[Priorities | None, Usable | None]:
+        """What the algorithm asks of the source: the problems' priorities, and which rollouts it will train on."""
+        algorithm = self.parts.algorithm
+        priorities = algorithm.advantage.priorities(self.state.algorithm)
+        return priorities, (lambda batch: kenpo.select(algorithm, batch)) if algorithm.selection else None
+
     def _evaluate(self, when: str) -> dict[str, Any]:
-        assert self.parts.evaluator is not None
-        outcome, _ = self.parts.evaluator.run()
-        self.state.evals[when] = outcome.accuracy
-        return outcome.metrics()
+        figures = self.parts.source.measure(self.parts.updater.learner.terms)
+        self.state.evals[when] = average(figures, self.parts.source.headline)
+        return figures
 
     def _finish(self) -> dict[str, Any]:
         summary = {

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import kenpo
-from kenpo.engines.hf import HFEngine
+from kenpo.engines.base import Engine, SamplingOptions
+from kenpo.engines.open import open_engine
 from kenpo.errors import InputError
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.prompts import Prompts
+from kenpo.experience.source import BatchOptions, OnPolicy, Source
 from kenpo.experience.tasks import Task, load_task
-from kenpo.experience.verifiers import Verifier, load_verifier
+from kenpo.experience.verdict import Verifier
+from kenpo.experience.verifiers import load_verifier
 from kenpo.learner.learner import Learner, LearnerOptions
 from kenpo.learner.optimizer import OptimizerOptions
+from kenpo.loading import load_object
 from kenpo.models.loading import check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
 from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
-from kenpo.trainer.collect import Collector, sampling_options
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.plan import SUPPLIED, ModelFacts, Passes, check_group_size, plan_passes
 from kenpo.trainer.update import Updater
@@ -38,10 +41,9 @@ class Parts:
     ranks: Ranks
     model: Any
     tokenizer: Any
-    engine: HFEngine
-    collector: Collector
+    engine: Engine
+    source: Source
     updater: Updater
-    evaluator: Evaluator | None
     passes: Passes
     facts: ModelFacts
 
@@ -118,10 +120,10 @@ def reach(config: TrainConfig, inputs: Inputs) -> int:
     batch of an endless task."""
     assert config.prompts is not None
     assert config.steps is not None
-    if not isinstance(inputs.task, Sized):
+    if inputs.task.size is None:
         return config.prompts
     rounds = 1 + (config.max_refills if inputs.algorithm.selection else 0)
-    return max(config.prompts, min(len(inputs.task), config.steps * config.prompts * rounds))
+    return max(config.prompts, min(inputs.task.size, config.steps * config.prompts * rounds))
 
 
 def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | None = None) -> Parts:
@@ -152,21 +154,39 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     check_system(tokenizer, config.system)
     prompts = Prompts(model, tokenizer, config.system or inputs.task.system, config.max_tokens)
     prompts.check(inputs.task.train(i) for i in range(reach(config, inputs)))
-    engine = HFEngine(model, tokenizer)
+    factory = load_object(config.engine, "engine")[0] if ":" in config.engine else config.engine
+    engine = open_engine(factory, model, tokenizer)
     evaluator = None
+    sampling = sampling_options(config)
     if config.eval_problems:
         heldout = inputs.task.heldout(config.eval_problems)
         prompts.check(heldout)
         evaluator = Evaluator(
-            heldout, engine, prompts, inputs.verifier, ranks, replace(sampling_options(config)),
+            heldout, engine, prompts, inputs.verifier, ranks, sampling,
             correct_at=config.correct_at, batch=config.eval_batch,
         )  # fmt: skip
-    collector = Collector(config, inputs.algorithm, inputs.task, inputs.verifier, engine, prompts, ranks)
+    options = batch_options(config, inputs.algorithm)
+    source = OnPolicy(inputs.task, inputs.verifier, engine, prompts, ranks, options, sampling, evaluator)
     learner = Learner(scorer, learner_options(config, passes), ranks)
     updater = Updater(learner, inputs.algorithm, config, passes, scorer.reference)
-    return Parts(
-        config, inputs.algorithm, ranks, model, tokenizer, engine, collector, updater, evaluator, passes, facts
-    )
+    return Parts(config, inputs.algorithm, ranks, model, tokenizer, engine, source, updater, passes, facts)
+
+
+def sampling_options(config: TrainConfig) -> SamplingOptions:
+    """How training samples are drawn."""
+    assert config.max_tokens is not None
+    return SamplingOptions(config.temperature, config.top_p, config.top_k, config.max_tokens, config.stop)
+
+
+def batch_options(config: TrainConfig, algorithm: Any) -> BatchOptions:
+    """How a batch is filled."""
+    assert config.prompts is not None
+    assert config.group_size is not None
+    return BatchOptions(
+        prompts=config.prompts, group_size=config.group_size, max_refills=config.max_refills, refill=config.refill,
+        seed=config.seed, correct_at=config.correct_at, baseline="baseline" in algorithm.needs,
+        dtype=torch.float64 if config.dtype == "float64" else torch.float32,
+    )  # fmt: skip
 
 
 def open_model(config: TrainConfig, device: str, checkpoint: Path | None) -> tuple[Any, Any]:

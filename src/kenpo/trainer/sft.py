@@ -118,7 +118,7 @@ def _evaluation(config: SFTConfig, model: Any, tokenizer: Any) -> Callable[[], f
     """A function that measures held-out greedy accuracy, or None where nothing is to be measured."""
     if config.eval_task is None or config.eval_problems == 0:
         return None
-    from kenpo.engines.base import SamplingOptions
+    from kenpo.engines.base import Request, SamplingOptions
     from kenpo.engines.hf import HFEngine
     from kenpo.experience.tasks import load_task
     from kenpo.experience.verifiers import Sample, load_verifier
@@ -131,7 +131,7 @@ def _evaluation(config: SFTConfig, model: Any, tokenizer: Any) -> Callable[[], f
 
     def measure() -> float:
         engine = HFEngine(model, tokenizer)
-        answers = [c[0] for c in engine.generate(prompts, [[0]] * len(prompts), options, greedy=True)]
+        answers = engine.sample([Request(tuple(p), 0, options, greedy=True) for p in prompts])
         samples = [Sample(completion=a.text, answer=p.answer, prompt=p.prompt, truncated=a.truncated, extra=p.extra)
                    for a, p in zip(answers, problems, strict=True)]  # fmt: skip
         with load_verifier(task.verifier, task=task) as verifier:

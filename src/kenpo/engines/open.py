@@ -1,0 +1,24 @@
+"""Engines by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kenpo.engines.base import Engine
+from kenpo.engines.hf import HFEngine
+from kenpo.errors import unknown_name
+
+Factory = Callable[[Any, Any], Engine]
+"""Makes an engine of the trained model and its tokenizer."""
+
+ENGINES: dict[str, Factory] = {"hf": HFEngine}
+
+
+def open_engine(name: str | Factory, model: Any, tokenizer: Any) -> Engine:
+    """The engine called `name`, or made by a factory of the user's own. UnknownNameError for a name not known."""
+    if isinstance(name, str):
+        if name not in ENGINES:
+            raise unknown_name("engine", name, ENGINES, "(or your own as file.py:NAME)")
+        name = ENGINES[name]
+    return name(model, tokenizer)
