@@ -92,6 +92,7 @@ def kenpo_side(side: str) -> Callable[..., float]:
         from kenpo.models.head import Head
         from kenpo.models.passes import Rows
         from kenpo.models.terms import Forward, terms_of
+        from kenpo.models.value_head import ScalarHeads
 
         length = len(hidden) // ROLLOUTS
         mask = torch.ones(ROLLOUTS, length + 1, dtype=torch.bool)
@@ -103,7 +104,7 @@ def kenpo_side(side: str) -> Callable[..., float]:
         head = Head(None, linear)
         sizes = [length] * ROLLOUTS
         rows = Rows(row, row, column, row, column - 1, targets, row, sizes, sizes, sizes, sizes)
-        made = Forward(rows, hidden, None, head, torch.nn.ModuleDict(), None, None, None)
+        made = Forward(rows, hidden, None, head, ScalarHeads(), None, None, None)
         two = side == "two_phase"
         a = kenpo.get("m2po" if two else "dapo").but(selection=(), shaping=())
         a = a if two else a.with_settings({"surrogate.low": 0.2, "surrogate.high": 0.2})

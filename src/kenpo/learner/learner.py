@@ -101,12 +101,10 @@ class Learner:
         rollouts = minibatch.rollouts
         if not algorithm.two_phase(rollouts):
             return False
-        return not algorithm.whole_groups(rollouts) or self._by_groups(minibatch, keys) is None
-
-    def _by_groups(self, minibatch: Prepared, keys: Sequence[int]) -> list[list[list[int]]] | None:
-        """Microbatches of whole groups of the selected rows; None if a group does not fit into one."""
-        budget, ranks = self.options.microbatch_tokens, self.ranks.size
-        return cut_groups(self.scorer, minibatch.rollouts, _places(minibatch.selected), keys, budget, ranks)
+        if not algorithm.whole_groups(rollouts):
+            return True
+        budget = self.options.microbatch_tokens
+        return cut_groups(self.scorer, rollouts, _places(minibatch.selected), keys, budget) is None
 
     def gradient(
         self, minibatch: Prepared, algorithm: Any, prompts: Sequence[int] | None = None, weighed: Weighed | None = None
@@ -125,26 +123,27 @@ class Learner:
         if terms is not None:
             idle = task.know(terms, count=self.ranks.first)
             task.run(self._cut(minibatch.rollouts, _places(batch.prepared.selected & ~idle), keys))
-        elif algorithm.two_phase(minibatch.rollouts):  # whole groups, in one phase
-            idle = minibatch.selected & False
-            parts = self._by_groups(minibatch, keys)
-            assert parts is not None
-            task.run(parts[self.ranks.rank], whole_groups=True)
         else:
             idle = idle_rows(algorithm, batch)
-            task.measure(self._cut(minibatch.rollouts, _places(idle), keys))
-            task.run(self._cut(minibatch.rollouts, _places(batch.prepared.selected & ~idle), keys))
+            groups = bool(algorithm.two_phase(minibatch.rollouts))  # whole ones, in one phase
+            moving = batch.prepared.selected & ~idle
+            task.measure(self._cut(minibatch.rollouts, _places(idle), keys, groups=groups))
+            task.run(self._cut(minibatch.rollouts, _places(moving), keys, groups=groups), groups)
         if self.ranks.first:
             task.figures.add("idle", float(idle.sum()), float(minibatch.selected.sum()))
         self.ranks.add_gradients(self.optimizer.parameters())
         return task.figures
 
     def _cut(
-        self, rollouts: Rollouts, rows: Sequence[int], keys: Sequence[int], scorer: Scorer | None = None
-    ) -> list[list[int]]:
-        """This rank's microbatches."""
-        budget, ranks = self.options.microbatch_tokens, self.ranks
-        return cut(scorer or self.scorer, rollouts, rows, keys, budget, ranks.size)[ranks.rank]
+        self, rollouts: Rollouts, rows: Sequence[int], keys: Sequence[int], scorer: Scorer | None = None,
+        groups: bool = False,
+    ) -> list[list[int]]:  # fmt: skip
+        """This rank's microbatches; of whole `groups`, where it is known that each fits into one."""
+        made = (cut_groups if groups else cut)(
+            scorer or self.scorer, rollouts, rows, keys, self.options.microbatch_tokens, self.ranks.size
+        )
+        assert made is not None
+        return made[self.ranks.rank]
 
     def step(self, lr: float) -> float:
         """Clip and take one optimizer step at rate `lr`; returns the gradient's norm before clipping."""

@@ -25,6 +25,7 @@ from kenpo.models.loading import context_length, vocabulary_size
 from kenpo.models.lora import Chosen, is_adapted, policy_as_it_is
 from kenpo.models.passes import Rows, call, check_vocabulary, compact, on_host, prompt_keys, to_device
 from kenpo.models.terms import OF_THE_VOCABULARY, Forward, nothing, terms_of
+from kenpo.models.value_head import ScalarHeads
 from kenpo.types import Policy, Rollouts
 
 LOGP = frozenset({"logp"})
@@ -52,12 +53,12 @@ class Scorer:
         packing: str = "auto",
         checkpointing: bool = False,
         reference: Scorer | None = None,
-        heads: nn.ModuleDict | None = None,
+        heads: ScalarHeads | None = None,
     ) -> None:
         if not temperature > 0:
             raise InputError(f"temperature: {temperature} is not above 0")
         self.model, self.temperature, self.packing, self.reference = model.eval(), temperature, packing, reference
-        self.heads = nn.ModuleDict() if heads is None else heads
+        self.heads = ScalarHeads() if heads is None else heads
         self.device = next(model.parameters()).device
         self.context, self.vocabulary = context_length(model), vocabulary_size(model)
         self.head = find_head(model)

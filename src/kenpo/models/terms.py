@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kenpo.models.head import Head, Reference, head_terms, pick_terms
 from kenpo.models.passes import Rows
-from kenpo.models.value_head import SCALARS
+from kenpo.models.value_head import SCALARS, ScalarHeads
 from kenpo.types import Policy, Rollouts
 
 #: Policy fields that come from the distribution over the vocabulary.
@@ -27,7 +27,7 @@ class Forward(NamedTuple):
     states: Tensor
     ends: Tensor | None
     head: Head | None
-    scalars: nn.ModuleDict
+    scalars: ScalarHeads
     support: Tensor | None  # [N,K]
     topk: Tensor | None  # [N,K]
     reference: Reference | None

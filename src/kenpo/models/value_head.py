@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,32 @@ class ScalarHead(nn.Module):
         return states.to(self.weight.dtype) @ self.weight + self.bias
 
 
-def new_heads(model: Any, names: Iterable[str], *, seed: int | None = None) -> nn.ModuleDict:
+class ScalarHeads(nn.Module):
+    """The heads of one model by the Policy field that each makes; none, for a model that only speaks."""
+
+    def __init__(self, heads: Mapping[str, ScalarHead] | None = None) -> None:
+        super().__init__()
+        for name, head in (heads or {}).items():
+            self.add_module(name, head)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self.get_submodule(name)
+
+
+def new_heads(model: Any, names: Iterable[str], *, seed: int | None = None) -> ScalarHeads:
     """Fresh heads for a model, by the Policy field that each makes. `InputError` for another name.
 
     All zeros, or with `seed` weights of ±1/√H, drawn without touching the global generator.
     """
     config = model.config.get_text_config(decoder=True)
     weight = next(model.parameters())
-    heads = nn.ModuleDict()
+    heads: dict[str, ScalarHead] = {}
     for name in names:
         if name not in SCALARS:
             raise InputError(f"scalar head {name!r}: a head makes one of {', '.join(SCALARS)}")
@@ -51,18 +69,18 @@ def new_heads(model: Any, names: Iterable[str], *, seed: int | None = None) -> n
             with torch.no_grad():
                 head.weight.copy_((2 * drawn - 1) * config.hidden_size**-0.5)
         heads[name] = head
-    return heads
+    return ScalarHeads(heads)
 
 
-def save_heads(heads: Mapping[str, nn.Module] | nn.ModuleDict, folder: Path) -> None:
+def save_heads(heads: ScalarHeads, folder: Path) -> None:
     """Write the heads into a model's folder, in a file of their own."""
     from safetensors.torch import save_file
 
-    tensors = {f"{n}.{k}": v.detach().cpu().contiguous() for n, h in heads.items() for k, v in h.state_dict().items()}
+    tensors = {n: v.detach().cpu().contiguous() for n, v in heads.state_dict().items()}
     save_file(tensors, str(folder / FILE))
 
 
-def load_heads(model: Any, folder: Path) -> nn.ModuleDict | None:
+def load_heads(model: Any, folder: Path) -> ScalarHeads | None:
     """The heads that were saved with a model, or None. `InputError` for a file that does not fit it."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -40,6 +40,7 @@ class Passes:
     reference: bool
     reference_why: str
     two_phase: str | None
+    whole_groups: str | None  # why microbatches hold whole groups; None: any rows will do
     entropy: bool
     entropy_why: str
 
@@ -78,16 +79,18 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
         entropy_why = f"for the metrics: cheap at a vocabulary of {vocabulary:,}"
     else:
         entropy_why = f"no stage reads it and the vocabulary holds {vocabulary:,}: estimated from the samples instead"
-    return Passes(updates, old, old_why, reference, reference_why, _two_phase(algorithm, old), entropy, entropy_why)
+    two, groups = _phases(algorithm, old)
+    return Passes(updates, old, old_why, reference, reference_why, two, groups, entropy, entropy_why)
 
 
-def _two_phase(algorithm: Any, old: bool) -> str | None:
-    """`Algorithm.two_phase` asked with a batch that has, or lacks, logp_old."""
+def _phases(algorithm: Any, old: bool) -> tuple[str | None, str | None]:
+    """`Algorithm.two_phase` and `whole_groups` asked with a batch that has, or lacks, logp_old."""
     zeros = torch.zeros(1, 2)
     probe = Rollouts(
         mask=torch.zeros(1, 2, dtype=torch.bool), group=torch.zeros(1, dtype=torch.int64), rewards=torch.zeros(1)
     )
-    return algorithm.two_phase(probe.replace(logp_old=zeros) if old else probe)
+    probe = probe.replace(logp_old=zeros) if old else probe
+    return algorithm.two_phase(probe, whole_groups=True), algorithm.whole_groups(probe)
 
 
 def _who(algorithm: Any, name: str) -> str:
@@ -147,6 +150,16 @@ MOMENT_BYTES = {
     "bnb_adamw_8bit": 1.0,
     "bnb_paged_adamw_8bit": 1.0,
 }
+
+
+def phases(config: TrainConfig, passes: Passes) -> str:
+    """Why a step takes one phase or two."""
+    if passes.whole_groups:
+        return (
+            f"microbatches hold whole groups ({passes.whole_groups}); "
+            f"with a group of more than {config.microbatch_tokens:,} tokens: yes"
+        )
+    return passes.two_phase or ONE_PHASE
 
 
 def head_path(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts) -> str:
@@ -244,7 +257,7 @@ def report(
         ),
         f"  old log-probs    {yes[passes.old]:<4} {passes.old_why}",
         f"  reference        {yes[passes.reference]:<4} {passes.reference_why}",
-        f"  two phases       {yes[passes.two_phase is not None]:<4} {passes.two_phase or ONE_PHASE}",
+        f"  two phases       {yes[passes.two_phase is not None]:<4} {phases(config, passes)}",
         f"  exact entropy    {yes[passes.entropy]:<4} {passes.entropy_why}",
         f"  shared prompts   {prompt_path(config, facts)}",
         f"  padding          {f'yes  {facts.padded}' if facts.padded else 'no   rows lie end to end'}",
