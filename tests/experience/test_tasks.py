@@ -94,13 +94,24 @@ def test_gsm8k_layout_works_as_it_is(tmp_path):
     assert task.verifier == "gsm8k"
     assert task.train(0).prompt.startswith("q")
     data[6]["answer"] = "no marker"
-    with pytest.raises(InputError, match="row 7"):
-        load_task(str(write(tmp_path / "gsm.jsonl", data)))
+    with pytest.raises(InputError, match="line 7 has no answer after '####'"):
+        _ = load_task(str(write(tmp_path / "gsm.jsonl", data))).verifier
 
 
 @pytest.mark.parametrize(
     ("answers", "verifier"),
-    [([1, 2.5, "3"], "numeric"), (["1", "x"], "exact"), ([r"$\sqrt{2}$", "4"], "math_verify"), ([[1], [2]], "exact")],
+    [
+        ([1, 2.5, "3"], "numeric"),
+        (["1", "x"], "exact"),
+        ([r"$\sqrt{2}$", "4"], "math_verify"),
+        ([[1, "one"], [2]], "exact"),
+        ([[1], [2, 3]], "numeric"),
+        ([["$1$"], ["2"]], "numeric"),
+        ([[r"\frac12", "x"], ["2"]], "math_verify"),
+        (["01", "02"], "exact"),
+        ([True, False], "exact"),
+        (["12:00", "10:30"], "exact"),
+    ],
 )
 def test_a_file_brings_the_verifier_its_answers_ask_for(tmp_path, answers, verifier):
     data = [{"prompt": f"p{i}", "answer": answer} for i, answer in enumerate(answers)]

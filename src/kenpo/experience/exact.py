@@ -30,7 +30,7 @@ class Exact(InProcess):
     def judge(self, sample: Sample) -> Verdict:
         """1 if the whole text or the stated answer is the gold, else 0."""
         golds = accepted(sample.answer)
-        reason = next((reason for reason in map(self.unreadable, golds) if reason), None if golds else "is missing")
+        reason = next((reason for reason in map(self.refusal, golds) if reason), None if golds else "is missing")
         if reason:
             return abstain(f"the known answer {reason}")
         text = spoken(sample.completion)
@@ -42,7 +42,7 @@ class Exact(InProcess):
         right = any(_same(candidate, gold) for candidate in _candidates(text, stated) for gold in golds)
         return judged(right, found) if found else Verdict(0.0, "ok", None, NO_ANSWER)
 
-    def unreadable(self, answer: Any) -> str | None:
+    def refusal(self, answer: Any) -> str | None:
         """Why one known answer can't be compared with a text; None if it can."""
         if answer is None:
             return "is missing"
@@ -116,15 +116,15 @@ class Numeric(InProcess):
     def judge(self, sample: Sample) -> Verdict:
         """1 if the number is the gold, 0 if it is not or none is found."""
         golds = accepted(sample.answer)
-        unread = next((gold for gold in golds if self.unreadable(gold)), None if golds else sample.answer)
-        if unread is not None or None in golds:
-            return abstain(f"the known answer {_shown(unread)} is not a number")
+        reason = next((reason for reason in map(self.refusal, golds) if reason), None if golds else "is missing")
+        if reason:
+            return abstain(f"the known answer {reason}")
         found = found_number(sample.completion)
         if found is None:
             return Verdict(0.0, "ok", None, NO_ANSWER)
         return judged(any(self._same(gold, found) for gold in golds), found.text)
 
-    def unreadable(self, answer: Any) -> str | None:
+    def refusal(self, answer: Any) -> str | None:
         """Why one known answer is no number; None if it is one."""
         answer = self.gold(answer)
         number = padded_digits(answer) or read_number(answer)

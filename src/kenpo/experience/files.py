@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kenpo.errors import InputError, UnknownNameError
-from kenpo.experience.answers import gold_after_marker
-from kenpo.experience.numerals import parse_number
+from kenpo.experience.golds import default_verifier
 from kenpo.experience.problem import Problem, Prompt
 from kenpo.experience.rows import Row, is_missing, read_rows
 
@@ -72,9 +72,14 @@ class FileTask:
             self.dropped = len(problems) - len(self._train)
             if not self._train:
                 raise InputError(f"{path}: every prompt is also in {eval_file}; nothing is left to train on")
-        self.verifier = default_verifier(problems, str(path))
+        self.problems = problems if eval_file is None else [*problems, *self._heldout]
         self._order: tuple[int, Sequence[int]] = (-1, ())
         self._by_id = {problem.id: problem for problem in self._train}
+
+    @functools.cached_property
+    def verifier(self) -> str:
+        """The verifier that the answers of the file ask for; InputError if they ask for none of ours."""
+        return default_verifier(self.problems)
 
     @property
     def ids(self) -> Sequence[int]:
@@ -140,7 +145,7 @@ def _layout(path: Path, rows: list[Row], columns: tuple[str, str]) -> _Layout:
         return _Layout(*GSM8K_COLUMNS)
     everywhere = {name for row in rows for name in row.values}
     for option, name in zip(("prompt", "answer"), columns, strict=True):
-        if name not in everywhere:
+        if not any(pick(row.values, name) is not None for row in rows):
             listed = ", ".join(sorted(everywhere)) or "none"
             mend = f"set the {option} column to one of them"
             raise UnknownNameError(f"{path}: no column {name!r}; the columns are {listed}; {mend}")
@@ -149,13 +154,23 @@ def _layout(path: Path, rows: list[Row], columns: tuple[str, str]) -> _Layout:
 
 def _problem(path: Path, row: Row, layout: _Layout, number: int) -> Problem:
     where = f"{path}: {row.place}"
-    prompt, answer = row.values.get(layout.prompt), row.values.get(layout.answer)
+    prompt, answer = pick(row.values, layout.prompt), pick(row.values, layout.answer)
     _check_prompt(prompt, where, layout.prompt)
     if is_missing(answer):
-        state = "no" if layout.answer not in row.values else "an empty"
+        state = "no" if answer is None and layout.answer not in row.values else "an empty"
         raise InputError(f"{where}: {state} answer (column {layout.answer!r}); give it one or remove the row")
     extra = {name: value for name, value in row.values.items() if name not in (layout.prompt, layout.answer)}
-    return Problem(id=number, prompt=prompt, answer=answer, extra=extra)  # type: ignore[arg-type]
+    return Problem(id=number, prompt=prompt, answer=answer, extra=extra, place=where)
+
+
+def pick(values: Mapping[str, Any], name: str) -> Any:
+    """A column by its name, or a part of an object by its path, as `reward_model.ground_truth`; None without it."""
+    if name in values:
+        return values[name]
+    value: Any = values
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _check_prompt(prompt: Any, where: str, column: str) -> None:
@@ -171,24 +186,3 @@ def _check_prompt(prompt: Any, where: str, column: str) -> None:
         if not good or not isinstance(message.get("content"), str):
             shape = '{"role": "user", "content": "…"}'
             raise InputError(f"{where}: message {i} of column {column!r} is not of the form {shape}")
-
-
-def default_verifier(problems: list[Problem], where: str) -> str:
-    """The verifier that the answers of a file ask for.
-
-    `gsm8k` when they end in `#### 42`, `numeric` when all are numbers, `math_verify` when some hold LaTeX ($ or a
-    backslash), `exact` otherwise. InputError when only some rows have the `####` marker.
-    """
-    texts = [problem.answer for problem in problems]
-    marked = [isinstance(text, str) and gold_after_marker(text) is not None for text in texts]
-    if any(marked):
-        if not all(marked):
-            first = problems[marked.index(False)]
-            number = first.id % EVAL_ID_OFFSET + 1
-            raise InputError(f"{where}: row {number} has no answer after '####' as other rows do; mend or remove it")
-        return "gsm8k"
-    if all(parse_number(text) is not None for text in texts):
-        return "numeric"
-    if any(isinstance(text, str) and ("\\" in text or "$" in text) for text in texts):
-        return "math_verify"
-    return "exact"

@@ -12,6 +12,7 @@ from kenpo.experience.remote import Remote
 from kenpo.experience.verdict import Sample, Verdict, abstain
 
 _LONGEST_FORMULA = 1_000
+_CHECKED = 5_000  # formulas of a file that are read beforehand; what comes after them abstains when it is met
 
 
 class MathVerify(Remote):
@@ -44,14 +45,27 @@ class MathVerify(Remote):
 
     def unreadable(self, answers: Sequence[Any]) -> Mapping[int, str]:
         """Why golds can't be read, by their places in `answers`; the readable ones are left out."""
-        samples = [self.prepare(Sample(completion="", answer=answer)) for answer in answers]
-        sent = {i: item for i, item in enumerate(samples) if not isinstance(item, Verdict)}
-        replies = self.pool.run(list(sent.values()))
-        reasons = {i: item.detail for i, item in enumerate(samples) if isinstance(item, Verdict)}
-        for i, reply in zip(sent, replies, strict=True):
+        reasons, unread = {}, []
+        for i, answer in enumerate(answers):
+            item = self.prepare(Sample(completion="", answer=answer))
+            if isinstance(item, Verdict):
+                reasons[i] = item.detail.removeprefix("the known answer ")
+            elif any(read_number(gold) is None for gold in item["gold"]):
+                unread.append((i, item))
+        unread = unread[:_CHECKED]
+        for (i, item), reply in zip(unread, self.pool.run([item for _, item in unread]), strict=True):
             if reply.get("status") != "ok":
-                reasons[i] = str(reply.get("detail") or reply.get("status"))
+                detail = str(reply.get("detail") or "takes too long to read")
+                reasons[i] = (
+                    detail.removeprefix("the known answer ")
+                    if reply.get("status") == "abstain"
+                    else (f"{_shown(item['gold'])} can't be read ({detail})")
+                )
         return reasons
+
+
+def _shown(golds: Sequence[str]) -> str:
+    return repr(golds[0] if len(golds) == 1 else list(golds))[:60]
 
 
 def formula_of(answer: Any) -> str:

@@ -14,10 +14,12 @@ class Problem:
     """One data row: what the policy is asked and what its verifier is handed.
 
     `id` is the identity of the row, not of its text: two rows with the same prompt are two problems. `prompt` is plain
-    text or a list of chat messages; `answer` is a JSON value; `extra` holds the row's other columns.
+    text or a list of chat messages; `answer` is a JSON value, a list of them if any counts; `extra` holds the row's
+    other columns; `place` says in messages where the row stands ("test.jsonl: line 3").
     """
 
     id: int
     prompt: Prompt
     answer: Any
     extra: Mapping[str, Any] = field(default_factory=dict)
+    place: str = field(default="", compare=False)

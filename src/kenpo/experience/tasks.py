@@ -21,13 +21,17 @@ REASONING_GYM = "reasoning_gym"
 class Task(Protocol):
     """What the trainer needs of a task.
 
-    `verifier` is the task's own verifier; `system` a system prompt for models with a chat template, or None; `ids`
-    those of all training problems, None where the stream is endless, and `size` their number.
+    `system` is a system prompt for models with a chat template, or None; `ids` those of all training problems, None
+    where the stream is endless, and `size` their number.
     """
 
     name: str
-    verifier: str
     system: str | None
+
+    @property
+    def verifier(self) -> str:
+        """The task's own verifier; InputError if its answers ask for none of ours."""
+        ...
 
     @property
     def ids(self) -> Sequence[int] | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from kenpo.experience.answers import accepted
 from kenpo.experience.problem import Prompt
 
 Status = Literal["ok", "error", "timeout", "abstain"]
@@ -99,6 +100,15 @@ class InProcess(Base):
     def score(self, samples: Sequence[Sample]) -> list[Verdict]:
         """One verdict per sample, in the order given."""
         return [self._skip(sample) or self.judge(sample) for sample in samples]
+
+    def unreadable(self, answers: Sequence[Any]) -> dict[int, str]:
+        """Why known answers can't be read, by their places in `answers`; the readable ones are left out."""
+        reasons = ((i, self.refusal(each)) for i, answer in enumerate(answers) for each in accepted(answer))
+        return {i: reason for i, reason in reasons if reason is not None}
+
+    def refusal(self, answer: Any) -> str | None:
+        """Why one known answer can't be read; None if it can."""
+        raise NotImplementedError
 
     def judge(self, sample: Sample) -> Verdict:
         """The verdict of one sample that was not cut off."""

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from kenpo.errors import InputError, unknown_name
-from kenpo.experience.answers import explicit_answer
+from kenpo.experience.answers import spoken, statements
 from kenpo.experience.exact import Exact, Gsm8k, Numeric
+from kenpo.experience.files import FileTask
 from kenpo.experience.functions import UserFunction
+from kenpo.experience.golds import check_golds
 from kenpo.experience.math_verifier import MathVerify
 from kenpo.experience.pool import MEMORY_BYTES, Workers
 from kenpo.experience.remote import Remote
@@ -36,7 +38,7 @@ _ROWS_LOOKED_AT = 1000
 class ReasoningGym(Remote):
     """The score that the problem's own reasoning_gym dataset gives, partial credit included.
 
-    The answer is the last explicit form, or the whole completion. The problem must come from a `reasoning_gym:` task:
+    The answer is what the completion states, or the whole of it. The problem must come from a `reasoning_gym:` task:
     its `extra` says which problem it is, and the worker makes the same one again.
     """
 
@@ -47,7 +49,8 @@ class ReasoningGym(Remote):
         source = sample.extra.get("reasoning_gym")
         if not isinstance(source, Mapping):
             return Verdict(math.nan, "error", None, "the sample's extra does not name a reasoning_gym problem")
-        found = explicit_answer(sample.completion) or sample.completion.strip()
+        text = spoken(sample.completion)
+        found = next((stated.content for stated in statements(text)), text.strip())
         if not found:
             return Verdict(0.0, "ok", None, NO_ANSWER)
         question = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
@@ -108,6 +111,11 @@ def _load(spec: str, task: Task | None, how: Workers, answer_column: str | None,
     if spec in NAMES:
         verifier = _named(spec, task, how)
         verifier.keep_truncated = keep_truncated
+        if isinstance(task, FileTask):
+            with contextlib.ExitStack() as refused:
+                refused.callback(verifier.close)
+                check_golds(verifier, task.problems)
+                refused.pop_all()
         return verifier
     file, colon, function = spec.rpartition(":")
     if spec.endswith(".py"):
