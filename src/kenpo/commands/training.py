@@ -144,6 +144,8 @@ class EvalOptions:
     top_k: int = 0
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
+    keep_special_tokens: bool = False
+    """Let the verifier see all special tokens of a response; tags in pairs (<answer>, </answer>) are always kept."""
     batch: int = 256
     """Prompts generated at once."""
     seed: int = 0
@@ -194,7 +196,7 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
     o = options
     if o.threads:
         torch.set_num_threads(o.threads)
-    sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop)
+    sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop, o.keep_special_tokens)
     task = load_task(
         o.task, prompt_column=o.prompt_column, answer_column=o.answer_column, heldout=o.problems, eval_file=o.eval_file,
         system=o.system,
@@ -273,6 +275,8 @@ class SampleOptions:
     top_k: int = 0
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
+    keep_special_tokens: bool = False
+    """Print special tokens too."""
     seed: int = 0
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: str = "cpu"
@@ -292,7 +296,7 @@ def sample(argv: list[str]) -> int:
     from kenpo.seeds import stable_seed
 
     o = options
-    sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop)
+    sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop, o.keep_special_tokens)
     model, tokenizer = load_model(name, dtype=o.dtype, device=o.device, trainable=False)
     check_system(tokenizer, o.system)
     engine = HFEngine(model, tokenizer)

@@ -17,7 +17,8 @@ from kenpo.errors import InputError
 @dataclass(frozen=True)
 class SamplingOptions:
     """How to sample: logits / ``temperature``, then the ``top_k`` likeliest ids (0: all), then the smallest set of mass
-    ``top_p``, at most ``max_tokens`` tokens, ended by a stop string of ``stop``.
+    ``top_p``, at most ``max_tokens`` tokens, ended by a stop string of ``stop``. ``keep_special``: the text keeps its
+    special tokens.
 
     Greedy decoding is asked for with ``Request.greedy``, not with a temperature of 0. Raises `InputError` on a
     value out of range.
@@ -28,6 +29,7 @@ class SamplingOptions:
     top_k: int = 0
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
+    keep_special: bool = False
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kenpo.engines.base import Done, Engine, Request, SamplingOptions, Weights, check_prompt_fits
 from kenpo.engines.decoding import CachedDecoder, Decoder, choose
-from kenpo.engines.sampling import Draw, StopStrings, cut_text, decode_all, draw, take_best, uniforms
+from kenpo.engines.sampling import Draw, StopStrings, cut_text, draw, take_best, uniforms
+from kenpo.engines.text import decode_all
 from kenpo.episode import Episode, Segment, given
 from kenpo.errors import InputError, NonFiniteError
 from kenpo.models.loading import context_length, stop_ids, vocabulary_size
@@ -139,7 +140,8 @@ class HFEngine(Engine):
         tokens, logps, supports = book.lists()
         truncated = book.truncated.tolist()
         spoken = [t[:-1] if t and t[-1] in stopper.ids else t for t in tokens]
-        texts = [cut_text(text, options.stop)[0] for text in decode_all(self.tokenizer, spoken)]
+        whole = decode_all(self.tokenizer, spoken, keep_special=options.keep_special)
+        texts = [cut_text(text, options.stop)[0] for text in whole]
         made = []
         for r, request in enumerate(rows):
             support = None if supports is None or request.greedy else supports[r]

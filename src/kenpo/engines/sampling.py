@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kenpo.engines.base import SamplingOptions
+from kenpo.engines.text import decode, decode_all
 from kenpo.models.head import tempered
 
 _SLACK = 1e-6  # mass by which a top-p set may fall short, so that 0.5 + 0.3 reaches 0.8 in every precision
@@ -132,16 +133,3 @@ def cut_text(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     """The text before the first stop string, and whether there was one."""
     places = [at for s in stop if (at := text.find(s)) >= 0]
     return (text[: min(places)], True) if places else (text, False)
-
-
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Text of ids without special tokens, spaces as they are."""
-    return decode_all(tokenizer, [list(ids)])[0]
-
-
-def decode_all(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Texts of several rows of ids; ids the tokenizer doesn't know (a padded vocabulary) decode to nothing."""
-    known = len(tokenizer)
-    clean = [[i for i in ids if i < known] for ids in rows]
-    texts = [tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) for ids in clean]
-    return [t if isinstance(t, str) else "".join(t) for t in texts]

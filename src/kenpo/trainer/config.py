@@ -108,6 +108,8 @@ class TrainConfig:
     """Longest response (recipe 40, else 256)."""
     stop: tuple[str, ...] = ()
     """Strings that end a response, besides the model's end-of-sequence ids."""
+    keep_special_tokens: bool = False
+    """Let verifiers see all special tokens of a response; tags in pairs, as <answer> and </answer>, are always kept."""
 
     optimizer: Literal[
         "adamw", "torchao_adamw_8bit", "torchao_adamw_4bit", "bnb_adamw_8bit", "bnb_paged_adamw", "bnb_paged_adamw_8bit"

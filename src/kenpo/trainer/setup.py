@@ -175,7 +175,9 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
 def sampling_options(config: TrainConfig) -> SamplingOptions:
     """How training samples are drawn."""
     assert config.max_tokens is not None
-    return SamplingOptions(config.temperature, config.top_p, config.top_k, config.max_tokens, config.stop)
+    return SamplingOptions(
+        config.temperature, config.top_p, config.top_k, config.max_tokens, config.stop, config.keep_special_tokens
+    )
 
 
 def batch_options(config: TrainConfig, algorithm: Any) -> BatchOptions:
