@@ -44,6 +44,7 @@ class TrainerState:
     ranks: int = 1
     threads: int = 1
     versions: dict[str, str] = field(default_factory=dict)
+    stands_on: dict[str, Any] = field(default_factory=dict)  # digests of data, files and models
 
 
 def versions() -> dict[str, str]:

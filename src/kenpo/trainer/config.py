@@ -37,7 +37,12 @@ OPTIMIZERS = ("adamw", "torchao_adamw_8bit", "torchao_adamw_4bit",
               "bnb_adamw_8bit", "bnb_paged_adamw", "bnb_paged_adamw_8bit")  # fmt: skip
 
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
-PROCESS_FIELDS = frozenset({"out", "series", "resume", "dry_run", "quiet"})
+PROCESS_FIELDS = frozenset({"out", "series", "resume", "accept_changes", "dry_run", "quiet"})
+TAKEN_ON_RESUME = (
+    "accept_changes",
+    "dry_run",
+    "quiet",
+)  # process fields that a resumed run takes from its command line
 # Recorded, yet free to differ when a run is resumed: they change no number.
 FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills", "verifier_workers", "verifier_memory"})
 
@@ -175,6 +180,8 @@ class TrainConfig:
     """Run folder of a series: RUN, RUN-2, RUN-3 ...; an unfinished last one is resumed. --out goes before it."""
     resume: bool = False
     """Go on with the run in --out, or in the folder given right here (--resume RUN), from its last checkpoint."""
+    accept_changes: bool = False
+    """Resume although rows, a verifier, an algorithm or a model changed since; changes.jsonl names them."""
     dry_run: bool = False
     """Print the plan and stop."""
     quiet: bool = False

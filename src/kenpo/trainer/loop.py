@@ -23,6 +23,7 @@ from kenpo.runs.checkpoint import TrainerState, load_state, restore_rng, seed_rn
 from kenpo.runs.figures import average, step_figures
 from kenpo.runs.folder import RunFolder
 from kenpo.trainer.config import TrainConfig, resolve, to_dict
+from kenpo.trainer.identity import Identity, identity, identity_of_tokenizer, recorded_identity, refuse_changes
 from kenpo.trainer.plan import report
 from kenpo.trainer.settle import settle
 from kenpo.trainer.setup import Parts, build, open_inputs, settle_torch
@@ -54,12 +55,16 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
             checkpoint = folder.last_checkpoint() if resumed else None
             if resumed and folders.finished(folder.path):
                 return already_finished(folder, config)
+            stands_on = identity(config, inputs.task)
+            if checkpoint:
+                refuse_changes(recorded_identity(checkpoint), stands_on, checkpoint, config.accept_changes)
             parts = build(config, inputs, ranks, checkpoint)
+            stands_on |= identity(config, inputs.task) | identity_of_tokenizer(parts.tokenizer)
             if config.dry_run:
                 held = parts.source.heldout
                 return {"plan": report(config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
             everyone = [*callbacks, *make_loggers(config.loggers)] if ranks.first else []
-            return Run(parts, folder, everyone, checkpoint, resumed).go()
+            return Run(parts, folder, everyone, checkpoint, resumed, stands_on).go()
     finally:
         ranks.close()
 
@@ -86,11 +91,14 @@ class Run:
     """One run in progress."""
 
     def __init__(
-        self, parts: Parts, folder: RunFolder, callbacks: Sequence[Callback], checkpoint: Path | None, resumed: bool
-    ) -> None:
+        self, parts: Parts, folder: RunFolder, callbacks: Sequence[Callback], checkpoint: Path | None, resumed: bool,
+        stands_on: Identity,
+    ) -> None:  # fmt: skip
         self.parts, self.folder, self.callbacks, self.resumed = parts, folder, callbacks, resumed
         self.config, self.ranks = parts.config, parts.ranks
         self.state = TrainerState(ranks=parts.ranks.size, threads=parts.config.threads or 1, versions=versions())
+        self.state.stands_on = stands_on
+        self.accepted: list[str] = []
         self.began, self.base_seconds = time.perf_counter(), 0.0
         self.saved_at: int | None = None
         self.stop_signal = 0
@@ -111,7 +119,8 @@ class Run:
             print(
                 f"note: versions differ from the checkpoint's ({', '.join(changed)}): not bit for bit", file=sys.stderr
             )
-        state.versions = versions()
+        self.accepted = refuse_changes(state.stands_on, self.state.stands_on, checkpoint, self.config.accept_changes)
+        state.versions, state.stands_on = versions(), self.state.stands_on
         self.parts.updater.learner.load(tensors)
         self.parts.engine.update(self.parts.updater.learner.weights, state.step)
         self.state, self.base_seconds, self.saved_at = state, state.seconds, state.step
@@ -125,6 +134,8 @@ class Run:
         if self.ranks.first:
             if self.resumed:
                 self.folder.cut_back(self.state)
+                if self.accepted:
+                    self.folder.append("changes.jsonl", [{"step": self.state.step, "accepted": self.accepted}])
             else:
                 self.folder.create(to_dict(self.config))
         self._tell("on_start", self.config, self.folder.path, self.state.step)

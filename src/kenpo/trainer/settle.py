@@ -10,7 +10,7 @@ from kenpo.runs import folder as folders
 from kenpo.runs.callbacks import check_loggers
 from kenpo.runs.folder import RunFolder
 from kenpo.runs.ownership import Claim, InUseError
-from kenpo.trainer.config import FREE_ON_RESUME, TrainConfig, differences, load, resolve
+from kenpo.trainer.config import FREE_ON_RESUME, TAKEN_ON_RESUME, TrainConfig, differences, load, resolve
 
 
 def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, RunFolder, bool]:
@@ -33,7 +33,7 @@ def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, RunFolder, b
         if resumed:
             recorded = recorded_config(path)
             check_same(recorded, config, path)
-            config = recorded.but(**{n: getattr(config, n) for n in (*sorted(FREE_ON_RESUME), "dry_run", "quiet")})
+            config = recorded.but(**{n: getattr(config, n) for n in (*sorted(FREE_ON_RESUME), *TAKEN_ON_RESUME)})
         return config, RunFolder(path, config.keep, config.save_adapter, claim), resumed
     except BaseException:
         if claim is not None:
