@@ -42,7 +42,7 @@ TAKEN_ON_RESUME = (
     "accept_changes",
     "dry_run",
     "quiet",
-)  # process fields that a resumed run takes from its command line
+)  # taken from the command line that resumes
 # Recorded, yet free to differ when a run is resumed: they change no number.
 FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills", "verifier_workers", "verifier_memory"})
 

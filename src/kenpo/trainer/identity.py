@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,9 @@ _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt
 def identity(config: TrainConfig, task: Any) -> Identity:
     """Digests of what can be read without loading a model: rows, the user's own files, the model's folder."""
     found: Identity = {}
-    finite = isinstance(task, Sized)
-    if finite:
-        rows = {p.id: p for p in (task.train(i) for i in range(len(task)))}
-        found["rows of the task"] = _rows(config.task, [rows[n] for n in sorted(rows)])
-    if config.eval_problems and (finite or config.eval_file):
+    if task.ids is not None:
+        found["rows of the task"] = _rows(config.task, [task.problem(n) for n in task.ids])
+    if config.eval_problems and (task.ids is not None or config.eval_file):
         found["held-out rows"] = _rows(config.eval_file or config.task, task.heldout(config.eval_problems))
     for package in _packages(config):
         found[f"version of {package}"] = {"digest": _version(package), "of": package}
