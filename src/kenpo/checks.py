@@ -8,10 +8,12 @@ from torch import Tensor
 
 from kenpo.errors import IllegalCombinationError, InputError, NonFiniteError, ScopeError
 from kenpo.ops import groups, masked
-from kenpo.stages.base import Scope, snake
+from kenpo.stages.base import Scope, Stage, snake
 from kenpo.types import Batch, Policy, Prepared, Rollouts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kenpo.algorithm import Algorithm
 
 
@@ -114,11 +116,10 @@ def check_groups_whole(a: Algorithm, prepared: Prepared) -> None:
         )
 
 
-def check_cut(a: Algorithm, batch: Batch) -> None:
-    """Raise `ScopeError` if a stage that runs on a microbatch must see more than its rows."""
+def check_cut(batch: Batch, running: Sequence[Stage]) -> None:
+    """Raise `ScopeError` if a stage of those that run on a microbatch must see more than its rows."""
     if batch.whole:
         return
-    running = (*(a.weights[i] for i in batch.pending), *a.live)
     wide = [s for s in running if s.span > Scope.SEQUENCE]
     if any(s.span > Scope.GROUP for s in wide):
         raise ScopeError(f"{snake(wide[0])} couples rollouts: evaluate the whole minibatch, then cut its coefficients")

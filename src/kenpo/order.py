@@ -195,10 +195,12 @@ def run_objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool, of:
     part = batch.prepared
     asked = a.reaches if of is None else frozenset(of)
     check_rows(part, policy)
-    check_cut(a, batch)
+    main = of is None or bool(asked & main_reaches(a))
+    penalties = {i: r for i, r in enumerate(a.regularizers) if of is None or asked & r.reaches}
+    core = [*(a.weights[i] for i in batch.pending), a.ratio, a.surrogate] if main else []
+    check_cut(batch, [s for s in (*core, *penalties.values()) if s is not None])
     ctx = Context(part.rollouts, part.compared, policy, batch.advantages, part.returns)
     check_finite(policy, part.rollouts.mask & part.selected.unsqueeze(-1), a.needs)
-    main = of is None or bool(asked & main_reaches(a))
     weights = batch.weights
     if batch.pending and main:
         with torch.no_grad():
@@ -208,9 +210,7 @@ def run_objective(a: Algorithm, batch: Batch, policy: Policy, measure: bool, of:
     scale = a.aggregate(ctx.mask, kept, batch.totals)
     ratio = None if a.ratio is None or not main else a.ratio(view(ctx, a.ratio))
     loss = _gain(a, batch, ctx, ratio, weights, scale) if main else batch.advantages.new_zeros(())
-    terms = [
-        _term(a, batch, ctx, kept, scale, i, r) for i, r in enumerate(a.regularizers) if of is None or asked & r.reaches
-    ]
+    terms = [_term(a, batch, ctx, kept, scale, i, r) for i, r in penalties.items()]
     for term in terms:
         loss = loss + (term.share * term.penalty).sum()
     weights = ctx.unit_mask(batch.advantages.dtype) if weights is None else weights

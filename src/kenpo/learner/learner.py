@@ -120,12 +120,12 @@ class Learner:
         self.optimizer.zero_grad()
         batch, terms = self.weigh(minibatch, algorithm, keys) if weighed is None else weighed
         task = _Task(self, minibatch.rollouts, keys, algorithm, batch)
-        if terms is not None:
+        if terms is not None and task.of <= terms.tensors().keys():
             idle = task.know(terms, count=self.ranks.first)
             task.run(self._cut(minibatch.rollouts, _places(batch.prepared.selected & ~idle), keys))
         else:
             idle = idle_rows(algorithm, batch)
-            groups = bool(algorithm.two_phase(minibatch.rollouts))  # whole ones, in one phase
+            groups = couples_rollouts(algorithm, task.of)
             moving = batch.prepared.selected & ~idle
             task.measure(self._cut(minibatch.rollouts, _places(idle), keys, groups=groups))
             task.run(self._cut(minibatch.rollouts, _places(moving), keys, groups=groups), groups)
@@ -244,6 +244,13 @@ def couples_tokens(algorithm: Any, fresh: bool) -> str | None:
     waiting = [s for s in algorithm.weights if reads_policy(s, fresh)]
     live = [algorithm.ratio, algorithm.surrogate, *algorithm.regularizers, *waiting]
     return next((snake(s) for s in live if s is not None and s.span > Scope.TOKEN), None)
+
+
+def couples_rollouts(algorithm: Any, fields: frozenset[str]) -> bool:
+    """Whether a stage with a gradient to one of these Policy fields looks at more than one rollout."""
+    return any(s.span > Scope.SEQUENCE and s.reaches & fields for s in algorithm.live) or (
+        any(s.span > Scope.SEQUENCE and s.policy_needs for s in algorithm.weights) and "logp" in fields
+    )
 
 
 def _group_sizes(rollouts: Rollouts) -> list[int]:

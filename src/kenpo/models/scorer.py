@@ -37,7 +37,7 @@ class Scorer:
     `model` is a transformers causal LM. ``temperature`` divides its logits. ``packing`` ("auto", "on", "off") lays rows
     that share no prompt end to end instead of padding them. ``checkpointing`` keeps only the layers' inputs for the
     backward pass. ``reference`` is the scorer that ``kl_ref`` compares with. ``heads`` are scalar heads (`new_heads`)
-    that make ``values`` and ``score``.
+    that make ``values`` and ``score``; with ``scalars_only`` it makes nothing else: a critic, a reward model.
 
     What the model can do is tried when the scorer is made: whether decoder and head give its own logits, whether
     prompts can be shared (``unshared`` says why not), whether rows can be packed (``padded``). So a change of the
@@ -54,11 +54,13 @@ class Scorer:
         checkpointing: bool = False,
         reference: Scorer | None = None,
         heads: ScalarHeads | None = None,
+        scalars_only: bool = False,
     ) -> None:
         if not temperature > 0:
             raise InputError(f"temperature: {temperature} is not above 0")
         self.model, self.temperature, self.packing, self.reference = model.eval(), temperature, packing, reference
         self.heads = ScalarHeads() if heads is None else heads
+        self.scalars_only = scalars_only
         self.device = next(model.parameters()).device
         self.context, self.vocabulary = context_length(model), vocabulary_size(model)
         self.head = find_head(model)
@@ -78,8 +80,9 @@ class Scorer:
     @property
     def makes(self) -> frozenset[str]:
         """The Policy fields that it can make."""
-        without = {"kl_ref"} if self.reference is None else set()
-        return (OF_THE_VOCABULARY - without) | frozenset(self.heads)
+        if self.scalars_only:
+            return frozenset(self.heads)
+        return (OF_THE_VOCABULARY - ({"kl_ref"} if self.reference is None else set())) | frozenset(self.heads)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters by their own names, then those of the scalar heads."""
