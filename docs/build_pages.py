@@ -44,7 +44,6 @@ WITHOUT_MATHEMATICS = (
     ("RLCPR", "the mechanism is described, no formula is public"),
     ("Rank-masked policy optimization (arXiv:2609.09135)", "the direction is known, no constant of it"),
     ("Range-GRPO for intervals of positive width (arXiv:2610.01548)", "`range_grpo` is its point limit only"),
-    ("RLiD, the decision plane", "one relation is public; it changes which actions exist, and is no objective yet"),
     ("ERILS (arXiv:2608.01717)", "only that advantages are normalised per source is known"),
     ("Consolidating RLVR (arXiv:2608.27409) and RL for code optimisation (arXiv:2607.25970)", "no new objective"),
     ("SSPO, versions 2 and 3", "their gate is not public; `sspo` is version 1, `sspo-arctan` a gate like it"),

@@ -27,6 +27,8 @@ def options(name: str) -> dict:
         found["router"] = (2, 2)
     if "origin" in a.needs:
         found["experts"] = True
+    if "support_ids" in a.needs:
+        found["decisions"] = True
     if "prompt_mask" in a.needs:
         found["query"] = True
     if "logp_old" in a.prepare_needs:

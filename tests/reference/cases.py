@@ -38,6 +38,7 @@ def make_case(
     experts: bool = False,
     query: bool = False,
     critic: bool = False,
+    decisions: bool = False,
     groups: int = 4,
     width: int | None = None,
 ) -> dict:
@@ -52,6 +53,7 @@ def make_case(
     topk, router  adds topk_ids, topk_logp_* [B,T,K] and tokens; router scores [B,T,L,K]
     experts       one rollout of each group is an expert's (origin 2)
     query         prompt positions after the first are scored: prompt_mask, with numbers in logp and logp_ref
+    decisions     each response is one token, chosen from a menu: tokens, support_ids
     critic        values_old, and the policy's values
     """
     rng = random.Random(f"kenpo-{seed}")
@@ -65,6 +67,8 @@ def make_case(
     mask = [_mask_row(rng, start, width, holes) for _ in range(B)]
     if empty_rows:
         mask[rng.randrange(B)] = [0] * width
+    if decisions:
+        mask = [[int(t == start and any(row)) for t in range(width)] for row in mask]
     if no_verdict:
         rewards[rng.randrange(B)] = math.nan
     junk = TAME_JUNK if finite_junk else JUNK
@@ -98,6 +102,9 @@ def make_case(
         _add_router(rng, rollouts, policy, mask, router)
     if experts:
         rollouts["origin"] = [2 if group.index(g) == b else 0 for b, g in enumerate(group)]
+    if decisions:
+        rollouts["support_ids"] = [[[3, 5, 8] if m else [-1] * 3 for m in row] for row in mask]
+        rollouts["tokens"] = [[rng.choice([3, 5, 8]) if m else 7 for m in row] for row in mask]
     if critic:
         rollouts["values_old"] = field(lambda b, t: rng.gauss(0.3, 0.5))
         policy["values"] = field(lambda b, t: rollouts["values_old"][b][t] + rng.gauss(0.0, 0.3))

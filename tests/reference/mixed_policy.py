@@ -91,6 +91,34 @@ def oc_grpo(case, floor=0.01, cap=1.0, level="token", low=0.2, high=0.2, eps=1e-
     return batch.result(-token_mean(batch, J), A, W)
 
 
+def sft_mixture(case, coef=1.0, low=0.2, high=0.2, eps=1e-6):
+    """GRPO without KL on the rows that no expert wrote, z-scores among them, and the mean of -log pi over the experts'
+    tokens. Rows without a trained token leave the first mean."""
+    batch = Batch(case)
+    A = [0.0] * batch.N
+    for i, y in enumerate(batch):
+        if not expert(y):
+            own = [j for j in batch.group_of(y) if not expert(batch.responses[j])]
+            A[i] = z_score(eps)([batch.rewards[j] for j in own], own.index(i))
+    rows = [
+        sum(clipped(r, a, low, high) for r in y.ratios()) / y.n
+        for y, a in zip(batch, A, strict=True)
+        if y.n and not expert(y)
+    ]
+    loss = -(sum(rows) / len(rows)) if rows else 0.0
+    tokens = [x for y in batch if expert(y) for x in y.logp]
+    loss = loss + (coef * -(sum(tokens) / len(tokens)) if tokens else 0.0)
+    return batch.result(loss, A, [float(not expert(y)) for y in batch])
+
+
+def rlid(case, low=0.2, high=0.2):
+    """One decision per response: clipped ratio, A = R - mean, mean over decisions. A reconstruction."""
+    batch = Batch(case)
+    A = batch.by_group(batch.rewards, centred)
+    J = [[clipped(r, a, low, high) for r in y.ratios()] for y, a in zip(batch, A, strict=True)]
+    return batch.result(-sequence_mean(batch, J), A)
+
+
 def compatibility_weight(receiver: float, source: float, threshold: float) -> float:
     """GRAFT: s = exp(receiver's mean logp - source's); min(s, 1) where s > threshold, else 0."""
     s = math.exp(receiver - source)

@@ -31,6 +31,9 @@ READING_ORDER = (
     "rspo",
     "luffy",
     "grin",
+    "repo",
+    "oc_grpo",
+    "sft_mixture",
     "sis",
     "reco",
     "zcpo",
@@ -65,6 +68,7 @@ READING_ORDER = (
     "sdpo",
     "opsd",
     "teacher_mixed",
+    "rlid",
 )
 
 

@@ -314,4 +314,22 @@ NOTES: dict[str, Note] = {
         "differ off policy.",
         ("SkyRL refuses batch normalisation with a teacher (2256).",),
     ),
+    "repo": Note(
+        "Expert solutions of foreign style, and a policy that can restate them.",
+        "The ratio is taken on the bare prompt, where the text was not sampled: biased. rho and delta are not public.",
+        ("Not the replay method of the same name (arXiv:2506.09340). The update is GRPO's.",),
+    ),
+    "oc_grpo": Note(
+        "Problems that the policy solves with part of the solution before it, and not without.",
+        "The weight only shrinks: hinted responses that are far from the plain prompt teach little.",
+        ("The authors' default floor is .3, their runs use .01.",),
+    ),
+    "sft_mixture": Note(
+        "The baseline that LUFFY, GRIN and RePO are held against.",
+        "Two losses without a common unit: coef is a choice.",
+    ),
+    "rlid": Note(
+        "Agents that choose from a menu: one pass per decision.",
+        "A reconstruction. Labels have priors of their own: permute them and watch the label marginal.",
+    ),
 }

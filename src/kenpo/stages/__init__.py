@@ -49,8 +49,18 @@ from kenpo.stages.batch_trust import (
 from kenpo.stages.context import Context
 from kenpo.stages.contrast import GibbsGap, GroupInfoNCE
 from kenpo.stages.corrections import BinaryKLMask, MaskedIS, TruncatedIS
+from kenpo.stages.decisions import DecisionRatio
 from kenpo.stages.gaps import Added, FixedNegative, FutureGap, Mix, TeacherGap
-from kenpo.stages.origins import ByOrigin, ExpertRatio, GoldenAnswer, ShapedProbability
+from kenpo.stages.origins import (
+    ByOrigin,
+    ExpertNLL,
+    ExpertRatio,
+    GoldenAnswer,
+    OffContext,
+    OwnRows,
+    OwnZScore,
+    ShapedProbability,
+)
 from kenpo.stages.parts import PartsZScore
 from kenpo.stages.preference import PairLogistic, PairSquared, TurnDensityRatio
 from kenpo.stages.queries import QueryKL, QueryWeight
