@@ -6,8 +6,8 @@ policy-gradient part.
 
     L = L_GRPO(own rows, without the expert in the group) + coef · token mean of −log π over the experts' tokens
 
-From GRPO: own rows only (origin not 2), no KL; the cross-entropy reads rows of origin 2. coef = 1 is ours: the losses have
-no common unit.
+From GRPO: own rows only (origin not 2), no KL; the cross-entropy reads rows of origin 2. coef = 1 is ours: the losses
+have no common unit.
 """
 
 from kenpo.algorithms.grpo import GRPO
