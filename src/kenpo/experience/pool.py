@@ -97,8 +97,9 @@ class Pool:
         with self._lock:
             self._stop.clear()
             for worker in self._workers:
-                self._hear(worker)
-            _end_all(self._workers)
+                worker.release()
+            for worker in list(self._workers):
+                self._replace(worker, start=False)
             self._printed.finish()
 
     def check(self) -> dict[str, Any]:
@@ -147,7 +148,8 @@ class Pool:
 
     def _replace(self, worker: Process, *, start: bool) -> None:
         self._workers.remove(worker)
-        worker.kill()
+        for report in worker.kill():
+            self._printed.take(worker, report)
         if start:
             self._workers.append(self._start())
 

@@ -133,8 +133,8 @@ class Process:
             os.close(self._control)
             self._control = -1
 
-    def kill(self) -> None:
-        """End the child and everything it started, then the supervisor, whatever state they are in."""
+    def kill(self) -> list[dict[str, Any]]:
+        """End the child and everything it started, then the supervisor, whatever their state; its last reports."""
         self.release()
         try:
             self.supervisor.wait(timeout=2)
@@ -150,9 +150,12 @@ class Process:
         for stream in (self.stdin, self.stdout):
             with contextlib.suppress(OSError):
                 stream.close()
-        if self._reported >= 0:
-            os.close(self._reported)
-            self._reported = -1
+        if self._reported < 0:
+            return []
+        _read(self._reported, self._reports)
+        os.close(self._reported)
+        self._reported = -1
+        return [r for r in map(_object, _lines(self._reports)) if r]
 
 
 def _read(descriptor: int, into: bytearray) -> bool:

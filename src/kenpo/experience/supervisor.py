@@ -111,9 +111,10 @@ class _Printed:
 
 
 def _drain(descriptor: int, printed: _Printed) -> None:
+    """What is left in the pipe, which holds little; one who goes on printing is not waited for."""
     with contextlib.suppress(OSError):
-        while chunk := os.read(descriptor, 1 << 16):
-            printed.feed(chunk)
+        for _ in range(64):
+            printed.feed(os.read(descriptor, 1 << 16))
 
 
 def _reap() -> dict[int, int]:
@@ -166,6 +167,7 @@ def main() -> None:
     report({"pid": child})
     _watch(child, {"control": control, "out": out, "ear": ear}, printed, report)
     end_descendants(os.getpid())
+    _reap()
 
 
 def _watch(child: int, of: dict[str, int], printed: _Printed, report: Any) -> None:
@@ -175,6 +177,8 @@ def _watch(child: int, of: dict[str, int], printed: _Printed, report: Any) -> No
     while True:
         ready = {descriptor for descriptor, _ in poll.poll(_TICK * 1000)}
         if of["control"] in ready:
+            _drain(of["out"], printed)
+            printed.finish()
             return
         if of["ear"] in ready:
             with contextlib.suppress(OSError):
