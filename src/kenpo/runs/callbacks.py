@@ -26,6 +26,11 @@ class Described(Protocol):
         ...
 
     @property
+    def verifier(self) -> str | tuple[str, ...] | None:
+        """What judges it."""
+        ...
+
+    @property
     def model(self) -> str:
         """The model it starts from."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,18 @@ def rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, "   ".join(parts)) for name, parts in lines.items()]
 
 
+def listed(verifier: str | Sequence[str] | None) -> str:
+    """The verifiers of a run on one line."""
+    return verifier if isinstance(verifier, str) else " + ".join(verifier or ())
+
+
 class Lines(Callback):
     """One line per step, for logs and pipes."""
 
     def on_start(self, config: Described, path: Path, step: int) -> None:
         self.steps = config.steps
         print(
-            f"{config.algorithm} on {config.task}, model {config.model} -> {path}"
+            f"{config.algorithm} on {config.task} judged by {listed(config.verifier)}, model {config.model} -> {path}"
             + (f", from step {step}" if step else ""),
             flush=True,
         )
