@@ -5,17 +5,19 @@ import time
 
 import pytest
 
-from kenpo.engines.base import Completion, SamplingOptions
+from kenpo.engines.base import Engine, SamplingOptions
+from kenpo.episode import Episode, Segment, given
 from kenpo.errors import VerifierError
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.judge import Judge, all_stop, judge
 from kenpo.experience.problem import Problem
+from kenpo.experience.source import BatchOptions, OnPolicy
 from kenpo.experience.verdict import Verdict
 from kenpo.ranks import Ranks
 
 
-def completion(text):
-    return Completion([1], [-0.5], False, None, text, 0)
+def episode(text):
+    return Episode((given([7]), Segment([1], sampled=True, logp=[-0.5], version=0)), text=text)
 
 
 class Slow:
@@ -36,7 +38,7 @@ class Slow:
 
 
 PROBLEMS = [Problem(i, f"p{i}", i + 1) for i in range(6)]
-GROUPS = [[completion(str(10 * i + j)) for j in range(1 + i % 3)] for i in range(6)]
+GROUPS = [[episode(str(10 * i + j)) for j in range(1 + i % 3)] for i in range(6)]
 
 
 def test_verdicts_are_those_of_one_call_in_any_order_and_any_batches():
@@ -78,20 +80,24 @@ def test_what_the_verifier_raises_stops_the_sampling():
             judges.verdicts()
 
 
-class SlowEngine:
-    version, streams = 0, True
+class SlowEngine(Engine):
+    """Takes `seconds` for an episode."""
+
+    version = 0
 
     def __init__(self, seconds):
         self.seconds = seconds
 
-    def generate(self, prompts, seeds, options, *, greedy=False, done=None):
+    def sample(self, requests, done=None):
         made = []
-        for p, row in enumerate(seeds):
+        for i, _ in enumerate(requests):
             time.sleep(self.seconds)
-            made.append([completion("1") for _ in row])
-            if done:
-                done(p, made[-1])
+            made.append(episode("1"))
+            done(i, made[-1])
         return made
+
+    def update(self, weights, version):
+        self.version = version
 
 
 class Prompts:
@@ -99,7 +105,7 @@ class Prompts:
         return [1]
 
 
-def test_an_evaluation_judges_a_batch_while_it_samples_the_next():
+def test_an_evaluation_judges_while_it_samples():
     verifier = Slow(0.3)
     evaluator = Evaluator(PROBLEMS, SlowEngine(0.15), Prompts(), verifier, Ranks(), SamplingOptions(), batch=2)
     began = time.monotonic()
@@ -107,26 +113,23 @@ def test_an_evaluation_judges_a_batch_while_it_samples_the_next():
     seconds = time.monotonic() - began
     assert [r["reward"] for r in records] == [1 / (i + 1) for i in range(6)]
     assert outcome.correct == 1
-    assert seconds < 6 * 0.15 + 3 * 0.3 - 0.2  # less than one after the other
+    assert seconds < 6 * 0.15 + len(verifier.calls) * 0.3 - 0.2  # less than one after the other
 
 
 def test_a_step_judges_groups_while_the_engine_samples():
-    import kenpo
-    from kenpo.trainer.collect import Collector
-    from kenpo.trainer.config import TrainConfig, resolve
-
     class Task:
         name, verifier, system = "t", "slow", None
 
         def train(self, index):
             return Problem(index, f"p{index}", index + 1)
 
-    config = resolve(TrainConfig(prompts=6, group_size=2, threads=1, device="cpu"))
-    collector = Collector(config, kenpo.get("grpo"), Task(), Slow(0.15), SlowEngine(0.15), Prompts(), Ranks())
-    collected = collector.collect(1, 0)
+    options = BatchOptions(prompts=6, group_size=2)
+    source = OnPolicy(Task(), Slow(0.15), SlowEngine(0.08), Prompts(), Ranks(), options, SamplingOptions())
+    collected = source.next(1, None)
     assert [r["reward"] for r in collected.records] == [1 / (i + 1) for i in range(6) for _ in range(2)]
-    assert collected.seconds["score"] < 0.5 < 6 * 0.15
-    assert collected.seconds["generate"] >= 0.9
+    assert len(source.verifier.calls) > 1
+    assert collected.seconds["generate"] >= 12 * 0.08
+    assert collected.seconds["score"] < 0.45 < len(source.verifier.calls) * 0.15
 
 
 class Told(Ranks):
