@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,8 @@ def _columns(task: Task | None) -> list[str] | None:
     """The columns that rows of the data have, as far as the first rows tell; None without data."""
     if task is None:
         return None
-    rows = min(len(task), _ROWS_LOOKED_AT) if isinstance(task, Sized) else 1
-    return sorted({name for i in range(rows) for name in task.train(i).extra})
+    first = [task.train(0)] if task.ids is None else [task.problem(i) for i in task.ids[:_ROWS_LOOKED_AT]]
+    return sorted({name for problem in first for name in problem.extra})
 
 
 def _named(spec: str, task: Task | None, how: Workers) -> Any:
