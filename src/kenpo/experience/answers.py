@@ -44,7 +44,7 @@ _DISPLAYS = (
     (re.compile(r"\\begin\{(?:equation|align|gather|displaymath|math|center)\*?\}"), re.compile(r"\\end\{")),
 )
 _ABBREVIATION = re.compile(
-    r"(?:^|[\s(])(?:St|Dr|Mr|Mrs|Ms|Prof|Mt|Ft|Jr|vs|approx|ca|cf|e\.g|i\.e|U\.S|U\.K|No(?=. ?\d))$"
+    r"(?:^|[\s(\"'“*$])(?:St|Dr|Mr|Mrs|Ms|Prof|Mt|Ft|Jr|vs|approx|ca|cf|e\.g|i\.e|U\.S|U\.K|No(?=. ?\d))$"
 )
 _KEPT = 64  # mentions of "answer" that are looked at, from the end
 Kind = Literal["tag", "box", "hash", "phrase", "remark"]
@@ -177,7 +177,7 @@ def _inner(stated: Stated) -> Stated:
     if "\n" in stated.content or len(stated.content) > 200:
         return stated
     inner = next((s for s in _phrases(stated.content) if s.kind == "phrase"), None)
-    return Stated(inner.content, stated.kind) if inner else stated
+    return Stated(inner.content, stated.kind, inner.line) if inner else stated
 
 
 def unwrap_line(content: str) -> str:

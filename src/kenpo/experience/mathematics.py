@@ -133,7 +133,9 @@ def _as_text(gold: str, answer: str | None) -> bool | None:
         return False  # 1:05 is a time, and no ratio
     if _RATIO.fullmatch(wanted):
         return _RATIO.fullmatch(given) is not None and _same_ratio(wanted, given)
-    letter, chosen = choice(gold), choice(answer) if answer is not None else None
+    letter, chosen = choice(gold), None
+    if answer is not None:
+        chosen = choice(answer) or choice(without_explanation(answer))
     if letter is not None and not letter.text:
         return (
             None if chosen is None and answer is not None and formula(given) else letter.letter == (chosen or ("",))[0]

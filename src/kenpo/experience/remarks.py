@@ -34,7 +34,11 @@ _FIRM_REMARK = re.compile(  # these stay remarks with digits behind them
     r"|under|over|above|below|as|in|from|what|to|by)\b",
     re.IGNORECASE,
 )
-_LED = re.compile(r"(?:an?|the|one|some|our|your|my)\s+[A-Za-z]", re.IGNORECASE)
+_LED = re.compile(
+    r"(?:an?|the|one|some|our|your|my)\s+(?:[a-z-]+\s+){0,3}(?:numbers?|integers?|fractions?|decimals?|values?|multiple"
+    r"|divisor|factor|one|ones|answer|solution|result|same|digit|expression|square|cube|option|choice|case)\b",
+    re.IGNORECASE,
+)
 _EXPLICIT_REMARK = re.compile(
     rf"(?:{_ADVERBS}\s+)*(?:correct|verified|confirmed|checked|done|final answer|q\.?e\.?d)[.!]?", re.IGNORECASE
 )
