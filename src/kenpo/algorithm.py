@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from kenpo import order
 from kenpo.checks import check_combination
+from kenpo.divergence import Term
 from kenpo.errors import IllegalCombinationError, InputError
 from kenpo.settings import apply_settings, differences, flat_settings
 from kenpo.stages.base import (
@@ -91,6 +92,18 @@ class Algorithm:
         """Those of `needs` that `prepare` reads: they must be there before the first update, however many there are."""
         early = () if self.advantage.policy_needs else (self.advantage,)
         return _needs((*self.selection, *self.shaping, *early))
+
+    @property
+    def terms(self) -> dict[str, Term]:
+        """What the models are asked for, by policy field, where a stage chooses it. One field holds one kind."""
+        found: dict[str, Term] = {}
+        for term in (t for s in self.stages for t in s.terms):
+            if found.setdefault(term.name, term) != term:
+                raise IllegalCombinationError(
+                    f"{self.name}: two stages want different {term.name}: {found[term.name]} and {term}; give both the "
+                    "same divergence"
+                )
+        return found
 
     @property
     def reaches(self) -> frozenset[str]:

@@ -25,6 +25,7 @@ def check_combination(a: Algorithm) -> None:
         raise IllegalCombinationError(
             f"{a.name}: {snake(a.surrogate)} takes no ratio, but the ratio slot holds {snake(a.ratio)}"
         )
+    assert a.terms is not None  # refuses two kinds of one field
     check_what_is_judged(a)
     check_ratios(a)
     if readers := [s for s in a.stages if "returns" in s.needs and not a.advantage.makes_returns]:

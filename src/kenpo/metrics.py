@@ -50,6 +50,7 @@ def measure(
     average("advantage_abs", advantages.abs())
     if ratio is not None:
         average("ratio", ratio.detach())
+        average("ratio_squared", ratio.detach() ** 2)
         extremes["ratio_max"] = masked.select(ratio.detach().expand_as(mask), mask).amax() if mask.numel() else tokens
         bounds = [b for b in (a.ratio.bounded(ctx), a.surrogate.clipped(ratio.detach(), ctx)) if b is not None]  # type: ignore[union-attr]
         if bounds:
@@ -127,9 +128,11 @@ def warn_if_blind(a: Algorithm, moved: Mapping[str, Tensor | bool]) -> None:
 
 def as_floats(sums: Mapping[str, tuple[Tensor, Tensor]], extremes: Mapping[str, Tensor]) -> dict[str, float]:
     """Averages and maxima as plain numbers; an average over nothing is NaN. Adds the effective sample size of the
-    weights, ``(Σw)² / (n·Σw²)`` in (0, 1]."""
+    weights, ``(Σw)² / (n·Σw²)`` in (0, 1], and of the ratio likewise."""
     out = {name: float(s) / float(n) if float(n) else math.nan for name, (s, n) in sums.items()}
     out.update({name: float(v) for name, v in extremes.items()})
     if out.get("weight_squared"):
         out["effective_sample_size"] = out["weight"] ** 2 / out["weight_squared"]
+    if out.get("ratio_squared"):
+        out["ratio_effective_sample_size"] = out["ratio"] ** 2 / out["ratio_squared"]
     return out

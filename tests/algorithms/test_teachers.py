@@ -14,7 +14,7 @@ from reference.cases import make_case
 
 import kenpo
 from kenpo.divergence import Divergence, Term
-from kenpo.errors import InputError, MissingFieldError
+from kenpo.errors import IllegalCombinationError, InputError, MissingFieldError
 from kenpo.ops.vocabulary import divergence, mixture, trust_region
 from kenpo.stages import (
     Added,
@@ -394,6 +394,10 @@ def test_records_of_what_the_models_are_asked_for():
     )
     assert kenpo.get("opsd").surrogate.divergence.term.temperature == 1.1
     assert kenpo.get("minillm").regularizers[0].divergence.term.divergence.kind == "reverse"
+    assert kenpo.get("sdpo").terms == {"kl_teacher": kenpo.get("sdpo").surrogate.divergence.term}
+    assert kenpo.get("grpo").terms == {}
+    with pytest.raises(IllegalCombinationError, match="kl_teacher"):
+        kenpo.get("gkd").but(regularizers=(TermPenalty(TeacherTerm("reverse")),))
     assert kenpo.get("gkd").with_settings({"surrogate.divergence.weight": 0.0}).surrogate.divergence.term
 
 

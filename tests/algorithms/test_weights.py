@@ -461,3 +461,26 @@ def test_recorded_log_probs_are_constants(name):
     assert torch.equal(found.coefficients, right.coefficients)
     found.loss.backward()
     assert torch.equal(logp.grad, right.coefficients)
+
+
+def test_divergence_scaled_to_its_threshold():
+    """Beyond the trust region outward tokens weigh threshold/D; within it, or coming back, 1: never 0."""
+    rollouts, policy = tensors(make_case(7, gap="usual", empty_rows=False))
+    a = kenpo.get("dppo")
+    masked_out = kenpo.evaluate(a, rollouts, policy).weights
+    scaled = kenpo.evaluate(a.with_settings({"weights.divergence_mask.beyond": "scale"}), rollouts, policy).weights
+    d = (rollouts.logp_sampler.exp() - policy.logp.exp()).abs()
+    gone = rollouts.mask & (masked_out == 0)
+    assert bool(gone.any())
+    assert torch.allclose(scaled[gone], 0.15 / d[gone], rtol=1e-12)
+    assert bool((scaled[rollouts.mask & (masked_out == 1)] == 1).all())
+    with pytest.raises(InputError, match="threshold of 0"):
+        a.with_settings({"weights.divergence_mask.beyond": "scale", "weights.divergence_mask.threshold": 0.0})
+
+
+def test_the_ratios_own_effective_sample_size():
+    rollouts, policy = tensors(make_case(3))
+    found = kenpo.evaluate(kenpo.get("m2po"), rollouts, policy).metrics
+    r = (policy.logp - rollouts.logp_sampler)[rollouts.mask].exp()
+    assert found["ratio_squared"] == pytest.approx(float((r * r).mean()))
+    assert found["ratio_effective_sample_size"] == pytest.approx(float(r.sum() ** 2 / (len(r) * (r * r).sum())))

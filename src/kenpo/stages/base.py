@@ -13,6 +13,7 @@ from typing import Any, ClassVar, get_args, get_origin
 
 from torch import Tensor
 
+from kenpo.divergence import Term
 from kenpo.errors import InputError
 from kenpo.ops import groups
 from kenpo.stages.context import Context
@@ -57,6 +58,11 @@ class Stage:
     def nested(self) -> Iterator[Stage]:
         """Stages held in this stage's fields."""
         return (v for f in dataclasses.fields(self) if isinstance(v := getattr(self, f.name), Stage))
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The policy fields whose kind the stage chooses, such as which divergence from a teacher; nested ones too."""
+        return tuple(t for s in self.nested for t in s.terms)
 
     @property
     def span(self) -> Scope:

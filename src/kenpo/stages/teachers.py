@@ -42,6 +42,10 @@ class TeacherTerm(Stage):
         assert self.term.divergence  # refuses what is no divergence
 
     @property
+    def terms(self) -> tuple[Term, ...]:
+        return (self.term,)
+
+    @property
     def term(self) -> Term:
         """What the models are asked for."""
         d = Divergence(self.kind, self.weight, self.top, self.owner, self.rest, self.clip)

@@ -42,18 +42,25 @@ class DivergenceMask(Weight):
     Outward: A > 0 and r > 1, or A < 0 and r < 1. The divergence D(anchor‖π_θ) is of two events ("this token", the rest)
     or, with ``buckets="top_k"``, of the sampler's K likeliest tokens with the sampled one, and the rest
     (rollouts.tokens, topk_ids, topk_logp_sampler and policy.topk_logp). ``kind``: "tv" total variation, "kl". D equal
-    to the threshold is kept; tokens that come back are never masked. Source: DPPO, arXiv:2602.04879, eq. 12-16.
+    to the threshold is kept; tokens that come back are never masked. ``beyond="scale"``: threshold/D there in place of
+    0, so that a far token pulls less, not never (ours; only the mask is published). Source: DPPO, arXiv:2602.04879,
+    eq. 12-16.
     """
 
     kind: Literal["tv", "kl"] = "tv"
     threshold: float = 0.15
     buckets: Literal["binary", "top_k"] = "binary"
     anchor: Anchor = "sampler"
+    beyond: Literal["mask", "scale"] = "mask"
 
     anchor_sensitive = True
 
     def check(self) -> None:
         self.refuse(self.threshold >= 0, f"threshold must not be negative, got {self.threshold}")
+        self.refuse(
+            self.beyond == "mask" or self.threshold > 0,
+            "a threshold of 0 scales every outward token to 0: beyond='mask'",
+        )
         self.refuse(
             self.buckets == "binary" or self.anchor == "sampler",
             "top-K buckets are the sampler's: set anchor='sampler'",
@@ -65,8 +72,12 @@ class DivergenceMask(Weight):
         return super().needs | {"logp"} | more
 
     def __call__(self, ctx: Context) -> Tensor:
-        far = self._divergence(ctx) > self.threshold
-        return ~(far & trust.outward(ctx.log_ratio(self.anchor), ctx.advantages))
+        divergence = self._divergence(ctx)
+        outward = trust.outward(ctx.log_ratio(self.anchor), ctx.advantages)
+        if self.beyond == "scale":
+            scale = self.threshold / divergence.clamp(min=self.threshold)
+            return torch.where(outward, scale, torch.ones_like(scale))
+        return ~((divergence > self.threshold) & outward)
 
     def _divergence(self, ctx: Context) -> Tensor:
         mu, pi = ctx.read(f"logp_{self.anchor}").detach(), ctx.logp.detach()
