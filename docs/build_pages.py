@@ -388,8 +388,7 @@ def catalogue() -> str:
         "# The catalogue",
         "",
         f"{len(rows)} algorithms in {len(READING_ORDER)} declarations, in reading order. A name with a hyphen is a "
-        "variant: a form in which brief, paper or released code differ from the default. *The brief* are the notes on "
-        "these methods from which the catalogue was begun; where a page names it, paper and notes differ.",
+        "variant: a form in which paper, released code or a common reading differ from the default.",
         "",
         "`kenpo train` supplies what most of them read; the others (an expert's traces, router scores, top-K or "
         "full-vocabulary log-probs) are evaluated on data that you put into `kenpo.Rollouts` and `kenpo.Policy`.",

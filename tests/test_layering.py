@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "algorithm": OBJECTIVE,
     "algorithms": OBJECTIVE,
     "conditions": OBJECTIVE,
+    "schedules": OBJECTIVE,
     "hosts": OBJECTIVE,
     "loading": OBJECTIVE | {"algorithms"},
     "casefile": OBJECTIVE | {"algorithms", "loading"},

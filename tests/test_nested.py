@@ -1,6 +1,7 @@
 """State of algorithms and sources, taken apart into JSON and tensors and put together again."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -31,3 +32,26 @@ def test_what_cannot_be_saved_is_refused(bad):
 def test_a_missing_tensor_is_an_error():
     with pytest.raises(KeyError):
         join({"$tensor": "gone"}, {})
+
+
+PLACES = {"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), "a~1b": torch.tensor(3), "a~0": {"1b": torch.tensor(4)}}
+
+
+def test_no_two_places_share_a_name():
+    plain, tensors = split(PLACES, "s")
+    assert len(tensors) == 4
+    back = join(json.loads(json.dumps(plain)), tensors)
+    assert [int(back["a"]["b"]), int(back["a.b"]), int(back["a~1b"]), int(back["a~0"]["1b"])] == [1, 2, 3, 4]
+
+
+def test_what_is_kept_is_a_copy():
+    live = torch.ones(2)
+    _plain, tensors = split({"x": live}, "s")
+    live.zero_()
+    assert tensors["s.x"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_numbers_that_are_no_json_are_refused(value):
+    with pytest.raises(InputError, match=r"state s\.a\.0: .* is no JSON number"):
+        split({"a": [value]}, "s")

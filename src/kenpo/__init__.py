@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kenpo import errors, ops, stages
+    from kenpo import errors, ops, schedules, stages
     from kenpo.algorithm import Algorithm
     from kenpo.algorithms import get, names
     from kenpo.conditions import acts, biased
@@ -31,12 +31,12 @@ _WHERE = {
     "kenpo.types": ("Batch", "Loss", "Policy", "Prepared", "Result", "Rollouts", "Totals"),
 }
 _MODULE_OF = {name: module for module, public in _WHERE.items() for name in public}
-_SUBMODULES = ("errors", "ops", "stages")
+_SUBMODULES = ("errors", "ops", "schedules", "stages")
 
 __all__ = [
     "Algorithm", "Batch", "Loss", "Policy", "Prepared", "Result", "Rollouts", "Scope", "Totals", "TrainConfig",
     "acts", "biased", "coefficients", "errors", "evaluate", "feeds", "get", "given", "load", "names", "objective",
-    "ops", "prepare", "resolve", "select", "stages", "train", "weigh",
+    "ops", "prepare", "resolve", "schedules", "select", "stages", "train", "weigh",
 ]  # fmt: skip
 
 

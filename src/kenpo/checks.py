@@ -26,7 +26,7 @@ def check_combination(a: Algorithm) -> None:
             f"{a.name}: {snake(a.surrogate)} takes no ratio, but the ratio slot holds {snake(a.ratio)}"
         )
     assert a.terms is not None  # refuses two kinds of one field
-    check_what_is_judged(a)
+    check_outcomes(a)
     check_ratios(a)
     if readers := [s for s in a.stages if "returns" in s.needs and not a.advantage.makes_returns]:
         raise IllegalCombinationError(
@@ -70,7 +70,7 @@ def check_ratios(a: Algorithm) -> None:
         )
 
 
-def check_what_is_judged(a: Algorithm) -> None:
+def check_outcomes(a: Algorithm) -> None:
     """Refuse a selection or shaping that works on another reward than the advantage: the outcome, or its parts."""
     wanted = "parts" if a.advantage.reads_parts else "outcome"
     for stage in a.selection:

@@ -22,13 +22,13 @@ from kenpo.types import ANCHORS
 
 if TYPE_CHECKING:
     from kenpo.algorithm import Algorithm
-    from kenpo.order import Term
+    from kenpo.order import Penalty
 
 Sums = dict[str, tuple[Tensor, Tensor]]
 
 
 def measure(
-    a: Algorithm, ctx: Context, ratio: Tensor | None, weights: Tensor, terms: Sequence[Term], main: bool
+    a: Algorithm, ctx: Context, ratio: Tensor | None, weights: Tensor, terms: Sequence[Penalty], main: bool
 ) -> tuple[Sums, dict[str, Tensor]]:
     """(sums, extremes) of one microbatch; see the table in docs/metrics.md. Runs without grad.
 

@@ -181,7 +181,7 @@ def objective(
     return a.objective(batch, policy, measure) if of is None else a.objective(batch, policy, measure, of)
 
 
-class Term(NamedTuple):
+class Penalty(NamedTuple):
     """One regularizer's part of the loss: ``(share · penalty).sum()`` over `rows`; all [B,T]."""
 
     stage: Regularizer
@@ -241,7 +241,7 @@ def _gain(
 
 def _term(
     a: Algorithm, batch: Batch, ctx: Context, kept: Tensor, scale: Tensor, index: int, stage: Regularizer
-) -> Term:
+) -> Penalty:
     rows = ctx.mask
     aggregate = stage.own_aggregate
     if index in batch.extra:
@@ -249,7 +249,7 @@ def _term(
         scale = (aggregate or a.aggregate)(rows, rows, totals)
     elif aggregate is not None:
         scale = aggregate(ctx.mask, kept, batch.totals)
-    return Term(stage, masked.select(stage(view(ctx, stage)), rows), scale, rows)
+    return Penalty(stage, masked.select(stage(view(ctx, stage)), rows), scale, rows)
 
 
 # -- whole batches and coefficients -----------------------------------------------------------------------------------

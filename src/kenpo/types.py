@@ -32,8 +32,8 @@ from kenpo.fields import (
 )
 
 __all__ = [
-    "ANCHORS", "EXPERT", "POLICY_FIELDS", "ROLLOUT_FIELDS", "SUPERVISED", "Advantaged", "Batch", "FieldSpec", "Loss",
-    "Policy", "Prepared", "Result", "Rollouts", "Rows", "Totals",
+    "ANCHORS", "EXPERT", "POLICY_FIELDS", "ROLLOUT_FIELDS", "SUPERVISED", "Advantaged", "Batch",
+    "FieldSpec", "Loss", "Policy", "Prepared", "Result", "Rollouts", "Rows", "Totals",
 ]  # fmt: skip
 
 

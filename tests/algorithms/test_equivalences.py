@@ -146,7 +146,7 @@ def test_on_policy_sequence_means_have_grpos_gradient(name):
     assert same(kenpo.evaluate(a, rollouts, policy).coefficients, want, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["cispo-floor", "cispo-mask", "gppo-dual", "minpro-brief", "sis", "zcpo"])
+@pytest.mark.parametrize("name", ["cispo-floor", "cispo-mask", "gppo-dual", "minpro-inclusive", "sis", "zcpo"])
 def test_on_policy_the_others_have_their_parents(name):
     """SIS is GRPO, ZCPO without divergence is DAPO up to the scale of A, the variants are their parents."""
     rollouts, policy = tensors(make_case(5, topk=3))
@@ -172,7 +172,7 @@ DIFFERENT = [
     ("cispo", {}, "cispo-floor", {}),
     ("cispo", {}, "cispo-mask", {}),
     ("dapo", {}, "dapo-paper-denominator", {}),
-    ("minpro", {}, "minpro-brief", {}),
+    ("minpro", {}, "minpro-inclusive", {}),
     ("minpro", {}, "minpro", {"ratio.cap_prefix_at_one": True}),
     ("rspo-pre-clip", {}, "rspo-post-clip", {}),
     ("rspo", {}, "rspo", {"ratio.shift.layers": "product", "ratio.shift.floor": 0.1}),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from laws.build import cut, same, shuffled, tensors, widened
 from reference.cases import make_case
-from reference.variants import m2po_brief
+from reference.variants import m2po_weight_moment
 
 import kenpo
 from kenpo import metrics
@@ -36,7 +36,17 @@ from kenpo.stages import (
 
 CORRECTIONS = ["truncated_is", "masked_is", "binary_kl_mask", "correction_moment"]
 #: Algorithms that decide over a whole group or minibatch.
-WHOLE = ["m2po", "m2po-code", "m2po-areal", "m2po-brief", "stapo", "stapo-soft", "stare", "stare-c2", "gmc_grpo"]
+WHOLE = [
+    "m2po",
+    "m2po-code",
+    "m2po-areal",
+    "m2po-weight-moment",
+    "stapo",
+    "stapo-soft",
+    "stare",
+    "stare-c2",
+    "gmc_grpo",
+]
 
 
 def example(seed=0, **options):
@@ -166,13 +176,13 @@ def test_a_mask_may_stand_beside_a_correction():
 
 @pytest.mark.parametrize("budget", [0.7, 1.0, 1.04, 1.5, 3.0])
 def test_only_outward_tokens_are_masked_by_their_weight(budget):
-    """The brief's M2PO, restricted: against the plain-Python form."""
-    a = kenpo.get("m2po-brief").with_settings({"weights.weight_moment.outward": True,
+    """M2PO by the second moment of the weight, restricted: against the plain-Python form."""
+    a = kenpo.get("m2po-weight-moment").with_settings({"weights.weight_moment.outward": True,
                                                "weights.weight_moment.budget": budget})  # fmt: skip
     dropped = 0
     for seed in range(20):
         case = make_case(seed, gap=("usual", "extreme")[seed % 2])
-        _, coefficients, _, weights = m2po_brief(case, budget=budget, only_outward=True)
+        _, coefficients, _, weights = m2po_weight_moment(case, budget=budget, only_outward=True)
         result = kenpo.evaluate(a, *tensors(case))
         assert torch.equal(result.weights, torch.tensor(weights, dtype=torch.float64))
         assert torch.allclose(result.coefficients, torch.tensor(coefficients, dtype=torch.float64), atol=1e-12)

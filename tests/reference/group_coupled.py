@@ -202,7 +202,7 @@ def ggpo(case, beta=1.0):
     for members in groups(batch):
         ys = [batch.responses[j] for j in members if batch.responses[j].n]
         if ys and not constant([y.reward for y in ys]):
-            z = [y.reward / beta - saturate(sum(y.logp) - math.fsum(y.take("logp_ref"))) for y in ys]
+            z = [y.reward / beta - (sum(y.logp) - math.fsum(y.take("logp_ref"))) for y in ys]
             losses.append(log_sum_exp(z) - math.log(len(z)) - sum(z) / len(z))
     return batch.result(sum(losses) / len(losses) if losses else 0.0, [0.0] * batch.N)
 

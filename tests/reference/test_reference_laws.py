@@ -22,8 +22,8 @@ ALL = REFERENCES | {
 }  # those take lists beside the case
 NAMES = sorted(ALL)
 # A weight that reads pi_theta is a constant under the gradient, so differences of the value don't give the slope.
-DETACHED = {"cispo", "m2po-code", "minpro", "minpro-brief", "mini_rl", "gspo_token", "dhpo", "gppo", "pmpo"}
-DETACHED |= {"gmc_grpo", "reco", "dhpo-entropy", "gppo-dual", "mini_rl-old", "cispo-floor", "cispo-mask", "cispo-brief"}
+DETACHED = {"cispo", "m2po-code", "minpro", "minpro-inclusive", "mini_rl", "gspo_token", "dhpo", "gppo", "pmpo"}
+DETACHED |= {"gmc_grpo", "reco", "dhpo-entropy", "gppo-dual", "mini_rl-old", "cispo-floor", "cispo-mask", "cispo-band"}
 
 
 def reference(name, case, **more):

@@ -149,8 +149,8 @@ def minpro(case, floor=0.8, cap=1.28, inclusive=False, eps=1e-6):
     return batch.result(-token_mean(batch, J), A)
 
 
-def minpro_brief(case, floor=0.8, cap=1.28):
-    """MinPRO as the brief has it: the inclusive prefix minimum stands in for the ratio."""
+def minpro_inclusive(case, floor=0.8, cap=1.28):
+    """MinPRO's inclusive form: the inclusive prefix minimum stands in for the ratio."""
     return minpro(case, floor, cap, inclusive=True)
 
 
@@ -315,7 +315,7 @@ def gammas(y, floor: float, layers: str) -> list[float]:
 
 
 def rspo_pre_clip(case, low=0.2, high=0.2, floor=0.8, layers="geometric", eps=1e-6):
-    """RSPO as the brief has it: gamma r takes the place of r in the token clip; response mean, then mean."""
+    """RSPO before the clip: gamma r takes the place of r in the token clip; response mean, then mean."""
     batch = Batch(case)
     A = batch.advantages(z_score(eps))
     J = []

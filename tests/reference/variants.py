@@ -12,7 +12,7 @@ from .mixed_policy import compatibility_weight
 from .rejection import geometric_weights
 from .rejection import rejection as rejected
 from .scalar import Value, exp, stop
-from .trust_region import m2po_code, minpro_brief, rspo_post_clip, rspo_pre_clip, spurious, trm
+from .trust_region import m2po_code, minpro_inclusive, rspo_post_clip, rspo_pre_clip, spurious, trm
 
 
 def atan(x):
@@ -105,7 +105,7 @@ def m2po_areal(case, budget=0.04, low=0.2, high=0.2, eps=1e-6):
     return batch.result(-token_mean(batch, J, sum(map(sum, W))), A, W)
 
 
-def m2po_brief(case, budget=1.04, only_outward=False, eps=1e-6):
+def m2po_weight_moment(case, budget=1.04, only_outward=False, eps=1e-6):
     """M2PO in terms of the weight: all tokens, mean of (pi_theta/mu)^2 at most budget; masked tokens stay counted.
 
     `only_outward`: nothing but tokens with A > 0 and r > 1, or A < 0 and r < 1, can be masked; the mean is over all.
@@ -138,8 +138,8 @@ def stapo_soft(case, weight=0.5, low=0.2, high=0.28, probability=0.002, quantile
     return batch.result(-token_mean(batch, J, sum(map(sum, W))), A, W)
 
 
-def stapo_brief(case, low=0.2, high=0.28, probability=0.002, eps=1e-6):
-    """The brief's STAPO: every token with pi_theta < `probability` is silenced; the denominator counts survivors."""
+def stapo_rare(case, low=0.2, high=0.28, probability=0.002, eps=1e-6):
+    """STAPO's short form: every token with pi_theta < `probability` is silenced; the denominator counts survivors."""
     batch = Batch(case)
     A = batch.by_group(batch.rewards, z_score(eps))
     W = [[float(math.exp(lp.data) >= probability) for lp in y.logp] for y in batch]
@@ -196,9 +196,9 @@ DEFAULT_RULES = ({"statistic": "seq_mean_k3", "upper": 0.01},)
 
 VARIANTS = {
     "dapo-paper-denominator": partial(dapo, average=group_token_mean),
-    "dapo-brief": partial(dapo, average=sequence_mean),
+    "dapo-sequence-mean": partial(dapo, average=sequence_mean),
     "cispo-floor": partial(cispo, floor=0.8, cap=1.2),
-    "cispo-brief": partial(cispo, floor=0.8, cap=1.2, average=sequence_mean),
+    "cispo-band": partial(cispo, floor=0.8, cap=1.2, average=sequence_mean),
     "cispo-mask": cispo_mask,
     "gmpo-literal": partial(gmpo, literal=True),
     "pmpo-half": partial(pmpo, p=0.5),
@@ -206,7 +206,7 @@ VARIANTS = {
     "dhpo-plain": partial(dhpo, plain=True),
     "dhpo-entropy": partial(dhpo, weight="entropy"),
     "gppo-dual": gppo_dual,
-    "minpro-brief": minpro_brief,
+    "minpro-inclusive": minpro_inclusive,
     "rspo-pre-clip": rspo_pre_clip,
     "rspo-post-clip": rspo_post_clip,
     "tis-sequence": partial(tis, level="sequence"),
@@ -217,9 +217,9 @@ VARIANTS = {
     "trm-exact": trm_exact,
     "m2po-code": m2po_code,
     "m2po-areal": m2po_areal,
-    "m2po-brief": m2po_brief,
+    "m2po-weight-moment": m2po_weight_moment,
     "stapo-soft": stapo_soft,
-    "stapo-brief": stapo_brief,
+    "stapo-rare": stapo_rare,
     "mini_rl-old": mini_rl_old,
     "rejection": partial(rejected, rules=DEFAULT_RULES, over="kept"),
     "graft": graft,

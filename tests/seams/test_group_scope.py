@@ -104,3 +104,18 @@ def test_a_batch_of_which_nothing_is_decided_gives_zero():
     result = kenpo.evaluate(COUPLED, rollouts.replace(rewards=torch.ones_like(rollouts.rewards)), policy)
     assert float(result.loss.detach()) == 0.0
     assert not bool(result.coefficients.any())
+
+
+@pytest.mark.parametrize("far", [30.0, 200.0])
+def test_sums_over_a_response_do_not_saturate(far):
+    """At a drift of 200 nats from the reference the loss still sees which response drifted, and how far."""
+    mask = torch.tensor([[False, *[True] * 10]] * 2)
+    ref = torch.full((2, 11), -1.0, dtype=torch.float64)
+    logp = ref.clone()
+    logp[0, 1:] -= far / 10
+    rollouts = kenpo.Rollouts(mask=mask, group=torch.zeros(2).long(), rewards=torch.tensor([1.0, 0.0]), logp_ref=ref)
+    result = kenpo.evaluate(kenpo.get("ggpo"), rollouts, kenpo.Policy(logp))
+    gap = far + 1.0  # z = (1 + far, 0)
+    assert float(result.loss.detach()) == pytest.approx(gap - torch.tensor(2.0).log().item() - gap / 2, rel=1e-6)
+    assert result.coefficients[0, 1].item() == pytest.approx(-0.5, abs=1e-6)
+    assert result.coefficients[1, 1].item() == pytest.approx(0.5, abs=1e-6)

@@ -60,7 +60,7 @@ def test_supervised_rows_are_selected_and_change_nothing_else():
     assert prepared.group_size.tolist()[:4] == [2.0] * 4
     assert torch.equal(with_.coefficients[:4], without.coefficients)
     assert not bool(with_.coefficients[4:].any())
-    assert float(with_.loss) == pytest.approx(float(without.loss), abs=1e-15)
+    assert with_.loss.item() == pytest.approx(without.loss.item(), abs=1e-15)
     assert {k: v for k, v in with_.metrics.items() if v == v} == {k: v for k, v in without.metrics.items() if v == v}
 
 
@@ -84,7 +84,7 @@ def test_microbatches_of_mixed_rows_add_up():
     whole = kenpo.evaluate(MIXED, rollouts, policy)
     b = kenpo.weigh(MIXED, kenpo.prepare(MIXED, rollouts))
     parts = [kenpo.coefficients(MIXED, b[[i]], policy[[i]]) for i in range(6)]
-    assert float(sum(loss.loss for loss, _ in parts)) == pytest.approx(float(whole.loss), abs=1e-12)
+    assert float(sum(loss.loss for loss, _ in parts)) == pytest.approx(whole.loss.item(), abs=1e-12)
     assert torch.allclose(torch.cat([g["logp"] for _, g in parts]), whole.coefficients, atol=1e-15, rtol=0)
 
 

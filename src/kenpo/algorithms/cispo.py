@@ -10,7 +10,7 @@ The lower bound is off, as in the paper's experiments. The paper gives no number
 "epsilon_high".
 
 `cispo-floor` is the two-sided clip of verl's defaults, [.8, 1.2]; a floor lifts the weight of tokens that have become
-unlikely. `cispo-brief`, from the brief's first note, is that clip (widths ours) under GRPO's mean of response means.
+unlikely. `cispo-band` is that clip (widths ours) under GRPO's mean of response means.
 `cispo-mask` adds the paper's unified mask, which drops what PPO's clip would (ours: its widths .2/.28). On a
 test batch cap 5 gives −.0892, cap 1.28 −.1260, [.8, 1.2] −.1594.
 """
@@ -27,5 +27,5 @@ CISPO = GRPO.but(
 )
 
 CISPO_FLOOR = CISPO.but(name="cispo-floor", surrogate=DetachedClip(floor=0.8, cap=1.2), status="our reading")
-CISPO_BRIEF = CISPO_FLOOR.but(name="cispo-brief", aggregate=SequenceMean())
+CISPO_BAND = CISPO_FLOOR.but(name="cispo-band", aggregate=SequenceMean())
 CISPO_MASK = CISPO.but(name="cispo-mask", weights=(RatioGate(low=0.2, high=0.28),), status="our reading")

@@ -6,9 +6,10 @@ minibatch, and a soft penalty for overlong responses. No KL.
     J = (1/Σ n_i) Σ_i Σ_t min(r A, clip(r, 1−ε_low, 1+ε_high) A)
 
 The paper prints the token mean inside the expectation over prompts: `dapo-paper-denominator`. Every framework, and this
-entry, takes it over the whole minibatch (on a test batch −.0727 against −.0590). `dapo-brief` is the brief's first
-note, which lists the other three changes and keeps GRPO's mean of response means. The penalty acts once
-``shaping.soft_overlong.limit`` is set; overlong filtering is ``--with untruncated --set aggregate.over=kept``.
+entry, takes it over the whole minibatch (on a test batch −.0727 against −.0590). `dapo-sequence-mean` has the other
+three changes and keeps GRPO's mean of response means. The penalty acts once ``shaping.soft_overlong.limit`` is set;
+overlong filtering is ``--with untruncated --set aggregate.over=kept``. A truncated response's reward still enters its
+group's mean and spread; ``--with drop_truncated`` takes the response out of both, and out of every count.
 """
 
 from kenpo.algorithms.grpo import GRPO
@@ -25,4 +26,4 @@ DAPO = GRPO.but(
 )
 
 DAPO_PAPER_DENOMINATOR = DAPO.but(name="dapo-paper-denominator", aggregate=GroupTokenMean())
-DAPO_BRIEF = DAPO.but(name="dapo-brief", aggregate=SequenceMean(), status="our reading")
+DAPO_SEQUENCE_MEAN = DAPO.but(name="dapo-sequence-mean", aggregate=SequenceMean(), status="our reading")

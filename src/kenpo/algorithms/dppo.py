@@ -7,7 +7,7 @@ PPO's clip measures trust by the ratio: it blocks a rare token that went from .0
     M = 0 where the token moves outward (A > 0, r > 1 or A < 0, r < 1) and D(μ‖π_θ) > δ, else 1
 
 From Dr. GRPO: the ratio's anchor, a mask for the clip, a token mean (masked tokens stay counted), no cap on r. δ = .15
-for TV is the stability study's, .2 the scaling study's (with C = 5); .05 for KL. The brief states it as a constrained
+for TV is the stability study's, .2 the scaling study's (with C = 5); .05 for KL. It is also stated as a constrained
 programme; the paper's method is this mask. Top-K: buckets are the sampler's K (20) likeliest tokens with the sampled
 one, and the rest; the release replaces the K-th instead. Feed the sampler's recorded log-probs: with log-probs scored
 again and one update, every r is 1 and the mask does nothing (a warning says so).

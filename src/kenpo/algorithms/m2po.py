@@ -10,7 +10,7 @@ From DAPO: the ratio's anchor, no clip, the mask; no filters. All tokens stay in
 minibatch's (two phases); ``approximate=microbatch`` does as codes that decide in each microbatch.
 `m2po-code`: the release is another algorithm, PPO's min-clip with a range found from T by capping, not dropping.
 `m2po-areal`: AReaL's m2_threshold on all tokens' (log π_old/μ)², masked ones out of the denominator; the clip is ours.
-`m2po-brief`: bounds E[r²] (1 on policy, so the budget is 1.04), over all tokens; blind to drift with A < 0.
+`m2po-weight-moment`: bounds E[r²] (1 on policy, so the budget is 1.04), over all tokens; blind to drift with A < 0.
 ``weights.weight_moment.outward=true`` masks outward tokens only.
 """
 
@@ -44,4 +44,4 @@ M2PO_AREAL = M2PO.but(
     status="our reading",
 )
 
-M2PO_BRIEF = M2PO.but(name="m2po-brief", weights=(WeightMoment(budget=1.04),), status="our reading")
+M2PO_WEIGHT_MOMENT = M2PO.but(name="m2po-weight-moment", weights=(WeightMoment(budget=1.04),), status="our reading")

@@ -10,8 +10,8 @@ From CISPO: the weight. μ is the policy that sampled: with one fresh batch per 
 ours (DAPO's widths); the abstract gives the strict prefix, two independent reports the product and the detached clip.
 Where every earlier ratio exceeds 1 the prefix amplifies: ``ratio.cap_prefix_at_one`` stops that (off, as published).
 
-`minpro-brief` takes the smallest ratio up to *and with* t in place of the product: late tokens only lose weight. On
-ratios 1.2, .9, 1.5, .6, 2, 1.1: w = 1.2, 1.08, 1.35, .54, 1.2, .66, and 1.2, .9, .9, .6, .6, .6 in the brief form.
+`minpro-inclusive` takes the smallest ratio up to *and with* t in place of the product: late tokens only lose weight. On
+ratios 1.2, .9, 1.5, .6, 2, 1.1: w = 1.2, 1.08, 1.35, .54, 1.2, .66, and 1.2, .9, .9, .6, .6, .6 inclusive.
 """
 
 from kenpo.algorithms.cispo import CISPO
@@ -25,4 +25,4 @@ MINPRO = CISPO.but(
     status="our reading",
 )
 
-MINPRO_BRIEF = MINPRO.but(name="minpro-brief", ratio=PrefixMinRatio(form="inclusive"))
+MINPRO_INCLUSIVE = MINPRO.but(name="minpro-inclusive", ratio=PrefixMinRatio(form="inclusive"))

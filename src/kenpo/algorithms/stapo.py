@@ -8,8 +8,8 @@ such tokens are mostly slips that were rewarded by accident; about .01 % of toke
 
 From DAPO: the weight, the survivors' denominator, no dynamic sampling. π and entropy are the current policy's (inferred
 from the algorithm box). A second source takes the 80 % quantile over all tokens: ``scope=batch``; which version of the
-paper carries which is contradictory. The brief omits low entropy and A > 0: `stapo-brief` silences every rare token (in
-the paper's ablation worse). It also allows soft weights: `stapo-soft` (.5, ours), over the sum of weights.
+paper carries which is contradictory. `stapo-rare` leaves out low entropy and A > 0: it silences every rare token (in
+the paper's ablation worse). `stapo-soft` has soft weights (.5, ours), over the sum of weights.
 """
 
 from kenpo.algorithms.dapo import DAPO
@@ -31,6 +31,6 @@ STAPO_SOFT = STAPO.but(
     status="our reading",
 )
 
-STAPO_BRIEF = STAPO.but(
-    name="stapo-brief", weights=(SpuriousTokens(probability=0.002, judge="probability"),), status="our reading"
+STAPO_RARE = STAPO.but(
+    name="stapo-rare", weights=(SpuriousTokens(probability=0.002, criteria="probability"),), status="our reading"
 )

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from kenpo.ops.masked import select
 
+#: (low, high), distances from 1.
+Band = tuple[float, float]
+
 
 def clip(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     """``min(r·A, clamp(r, 1−low, 1+high)·A)``. Source: PPO, arXiv:1707.06347; two widths: DAPO, arXiv:2503.14476.
@@ -56,7 +59,7 @@ def gradient_preserving_clip(ratio: Tensor, advantages: Tensor, low: float, high
 
 
 def branch_clip(
-    token: Tensor, sequence: Tensor, advantages: Tensor, weight: Tensor | float, token_band, sequence_band
+    token: Tensor, sequence: Tensor, advantages: Tensor, weight: Tensor | float, token_band: Band, sequence_band: Band
 ) -> tuple[Tensor, Tensor]:
     """(m·A, m̄·A) of DHPO: m = w·r + (1−w)·s, and m̄ the same of the two ratios each clamped into its own band first.
 

@@ -96,7 +96,7 @@ class Stage:
     def distance(self) -> tuple[str, str] | None:
         """The two policies that must differ for the stage to act: ("policy" or an anchor, an anchor); None: it acts
         without."""
-        if self.anchor is None:
+        if self.anchor not in ANCHORS:
             return None
         corrects = "logp_sampler" in self.needs and self.anchor != "sampler"
         return (self.anchor, "sampler") if corrects else ("policy", self.anchor)
@@ -158,6 +158,11 @@ class Advantage(Stage):
     def parts(self) -> tuple[str, ...]:
         """The names of the parts that it reads; empty: all."""
         return ()
+
+    @property
+    def distance(self) -> None:
+        """None: an advantage compares outcomes, or π_θ with a teacher."""
+        return None
 
     @property
     def group_relative(self) -> bool:

@@ -61,7 +61,7 @@ class WeightMoment(_Whole, Weight):
 
     On policy the mean is 1, so a useful budget lies above 1. Blind to outward moves with A < 0, where r² shrinks.
     ``outward``: only outward tokens (A > 0 and r > 1, or A < 0 and r < 1) can be masked; the mean is over all the same.
-    Our reading of the brief statement of M2PO, which bounds E[w²] and not the paper's E[(log w)²].
+    Our reading of a second statement of M2PO, which bounds E[w²] and not the paper's E[(log w)²].
     """
 
     budget: float = 1.04
@@ -168,8 +168,8 @@ class SpuriousTokens(Weight):
     Spurious: A > 0, π_θ(y) < `probability` and entropy strictly below the `quantile` (linear interpolation) of the
     entropies of such candidates in the minibatch (``scope="conditional"``) or of all its tokens ("batch"; the quantile
     is then 0.8 in the source). π_θ and entropy are the current policy's, detached. No candidate: nothing is spurious.
-    A `weight` above 0 is the soft variant (ours; pair it with ``over="weight"``). ``judge="probability"``: every token
-    with π_θ(y) < `probability`, whatever entropy and A, as the brief has it (worse in the paper's ablation).
+    A `weight` above 0 is the soft variant (ours; pair it with ``over="weight"``). ``criteria="probability"``: every
+    token with π_θ(y) < `probability`, whatever entropy and A (worse in the paper's ablation).
     Source: STAPO, arXiv:2602.15620.
     """
 
@@ -177,17 +177,17 @@ class SpuriousTokens(Weight):
     quantile: float = 0.75
     scope: Literal["conditional", "batch"] = "conditional"
     weight: float = 0.0
-    judge: Literal["all", "probability"] = "all"
+    criteria: Literal["all", "probability"] = "all"
 
     _scope = Scope.BATCH
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"logp"} if self.judge == "probability" else {"logp", "entropy"})
+        return frozenset({"logp"} if self.criteria == "probability" else {"logp", "entropy"})
 
     @property
     def span(self) -> Scope:
-        return Scope.TOKEN if self.judge == "probability" else Scope.BATCH
+        return Scope.TOKEN if self.criteria == "probability" else Scope.BATCH
 
     def check(self) -> None:
         self.refuse(0 < self.probability <= 1, f"probability must lie in (0, 1], got {self.probability}")
@@ -196,7 +196,7 @@ class SpuriousTokens(Weight):
 
     def __call__(self, ctx: Context) -> Tensor:
         logp = ctx.logp.detach()
-        if self.judge == "probability":
+        if self.criteria == "probability":
             found = ctx.mask & (logp.exp() < self.probability)
         else:
             found = trust.spurious(

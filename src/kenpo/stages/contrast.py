@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kenpo.ops import contrast, groups, masked, ratios
+from kenpo.ops import contrast, groups, masked
 from kenpo.stages.base import Scope, Surrogate
 from kenpo.stages.context import Context
 
@@ -51,8 +51,8 @@ class GibbsGap(Surrogate):
     """``mean z − log mean e^z`` of a group, ``z_i = R_i/beta − log(π_θ(y_i)/π_ref(y_i))``: 0 iff all z are equal.
 
     Then the policy is the reference's Gibbs policy of the reward. The mean over groups whose raw outcomes differ, empty
-    responses left out; a group's value stands on its responses with a non-zero advantage, in equal parts. Sequence
-    log-ratios saturate at ±20. A reconstruction of GGPO, arXiv:2610.20814: its scale, stabiliser and the refresh of the
+    responses left out; a group's value stands on its responses with a non-zero advantage, in equal parts. Log-ratios
+    don't saturate. A reconstruction of GGPO, arXiv:2610.20814: its scale, stabiliser and the refresh of the
     reference are not public.
     """
 
@@ -67,7 +67,7 @@ class GibbsGap(Surrogate):
         self.refuse(self.beta > 0, f"beta must be positive, got {self.beta}")
 
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        drift = ratios.saturate(masked.row_sum(ctx.logp - ctx.read("logp_ref"), ctx.mask))
+        drift = masked.row_sum(ctx.logp - ctx.read("logp_ref"), ctx.mask)  # finite whatever its size: no saturation
         taking_part = ctx.selected & ctx.mask.any(-1)
         z = masked.select(ctx.rewards.to(drift.dtype), taking_part) / self.beta - drift
         carriers = (ctx.advantages != 0).any(-1)
