@@ -60,12 +60,21 @@ def ready(name: str) -> kenpo.Algorithm:
 
 
 @functools.cache
-def random_batch(seed: int, far: bool) -> tuple[kenpo.Rollouts, kenpo.Policy]:
+def random_batch(seed: int, far: bool, supervised: bool = False) -> tuple[kenpo.Rollouts, kenpo.Policy]:
     """A batch with every field any algorithm reads, of low entropy; `far`: some tokens far likelier or rare."""
     from laws.build import tensors
     from reference.cases import make_case
 
-    case = make_case(seed, topk=3, router=(2, 2), experts=True, query=True, finite_junk=True, groups=6, width=12)
+    drawn = {
+        "topk": 3,
+        "router": (2, 2),
+        "experts": True,
+        "query": True,
+        "critic": True,
+        "answers": True,
+        "parts": True,
+    }
+    case = make_case(seed, **drawn, supervised=supervised, finite_junk=True, groups=6, width=12)
     rollouts, policy = tensors(case)
     logp = policy.logp.clone()
     if far:
@@ -83,7 +92,8 @@ def figures(names: list[str]) -> tuple[str, list[list[str]]]:
     """
     best: tuple[int, str, list[list[str]]] = (-1, "", [])
     for seed, far in itertools.product(range(12), (False, True)):
-        results = [kenpo.evaluate(ready(n), *random_batch(seed, far)) for n in names]
+        given = any(r.supervised for n in names for r in kenpo.get(n).regularizers)
+        results = [kenpo.evaluate(ready(n), *random_batch(seed, far, given)) for n in names]
         moved = [apart(r.gradients, results[0].gradients) for r in results]
         moved = [m if m > 1e-9 else 0.0 for m in moved]
         rows = [

@@ -33,6 +33,7 @@ def check_combination(a: Algorithm) -> None:
             f"{a.name}: {snake(readers[0])} reads returns, which {snake(a.advantage)} does not make; use an advantage "
             "that does, such as an estimate with a critic"
         )
+    check_kl(a)
     corrections = [s for s in a.weights if s.is_correction]
     anchor = None if a.ratio is None else a.ratio.anchor
     if corrections and a.ratio is not None and "logp_sampler" in a.ratio.needs:  # also in a nested ratio
@@ -47,6 +48,16 @@ def check_combination(a: Algorithm) -> None:
                 f"{a.name}: {snake(stage)} corrects π_{proximal}/μ while the ratio is anchored at {anchor!r}: their "
                 "product is no ratio of π_θ to μ; give both the same anchor"
             )
+
+
+def check_kl(a: Algorithm) -> None:
+    """Refuse a KL to the reference in the reward and in the loss, unless the advantage says that both are meant."""
+    in_loss = [s for s in a.regularizers if s.charges_kl]
+    if a.advantage.charges_kl and in_loss and not a.advantage.both:
+        raise IllegalCombinationError(
+            f"{a.name}: {snake(a.advantage)} has the KL to the reference in the reward and {snake(in_loss[0])} has it "
+            "in the loss: it would be counted twice; drop one, or set advantage.both=true"
+        )
 
 
 def check_ratios(a: Algorithm) -> None:
@@ -94,7 +105,8 @@ def check_outcomes(a: Algorithm) -> None:
 def check_finite(rows: Rollouts | Policy, mask: Tensor, needs: frozenset[str]) -> None:
     """Raise `NonFiniteError` for a NaN or infinity at a trained position of a field that some stage reads."""
     for name, value in rows.tensors().items():
-        if (name in needs or name == "logp") and value.dim() >= 2 and value.dtype.is_floating_point:
+        per_token = rows._specs[name].axes.startswith("BT")
+        if (name in needs or name == "logp") and per_token and value.dtype.is_floating_point:
             trained = mask.reshape(mask.shape + (1,) * (value.dim() - 2)).expand_as(value)
             where = masked.first_bad(value, trained)
             if where:

@@ -49,6 +49,7 @@ ROLLOUT_FIELDS: dict[str, FieldSpec] = {
     "values_old": FieldSpec("BT", "float"),
     "score_old": FieldSpec("B", "float"),
     "margin": FieldSpec("B", "float"),
+    "drift": FieldSpec("B", "float"),
     "logp_guided": FieldSpec("BT", "float"),
     "logp_prox": FieldSpec("BT", "float"),
     "logp_source": FieldSpec("B", "float"),

@@ -60,6 +60,8 @@ class Rollouts(Fields):
                                              one optimizer step consumes the batch (π_old is then π_θ, detached)
     logp_ref, logp_teacher  [B,T]            reference policy; a teacher
     values_old, score_old   [B,T], [B]       critic, and scalar head at the last token, before the update
+    drift                   [B]              mean |log π_then − log π_now| over the prompt's previous response; NaN: a
+                                             first visit
     margin                  [B]              by how much this response should beat a worse one of its group
     logp_guided             [B,T]            under the privileged prompt that sampled it
     logp_prox               [B,T]            an EWMA proximal policy
@@ -101,6 +103,7 @@ class Rollouts(Fields):
     values_old: Tensor | None = None
     score_old: Tensor | None = None
     margin: Tensor | None = None
+    drift: Tensor | None = None
     logp_guided: Tensor | None = None
     logp_prox: Tensor | None = None
     logp_source: Tensor | None = None

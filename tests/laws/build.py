@@ -18,7 +18,9 @@ def tensors(case: dict, dtype=torch.float64) -> tuple[kenpo.Rollouts, kenpo.Poli
 
     def made(fields, specs):
         return {
-            n: torch.tensor(v, dtype=dtype if specs[n].kind == "float" else KINDS[specs[n].kind])
+            n: {k: torch.tensor(x, dtype=dtype) for k, x in v.items()}
+            if n == "reward_parts"
+            else torch.tensor(v, dtype=dtype if specs[n].kind == "float" else KINDS[specs[n].kind])
             for n, v in fields.items()
         }
 
@@ -32,7 +34,7 @@ def widened(rows, columns: int, junk: float = math.nan):
     """The same batch with more masked columns on the right, filled with junk."""
     changes = {}
     for name, value in rows.tensors().items():
-        if value.dim() < 2:
+        if value.dim() < 2 or name.startswith("target_"):
             continue
         shape = (value.shape[0], columns, *value.shape[2:])
         if value.dtype == torch.bool:
@@ -42,7 +44,7 @@ def widened(rows, columns: int, junk: float = math.nan):
         changes[name] = torch.cat([value, more], 1)
     if isinstance(rows, kenpo.Policy):
         return kenpo.Policy(**{**rows.tensors(), **changes})
-    return kenpo.Rollouts(**{**rows.tensors(), **changes})
+    return kenpo.Rollouts(**{**rows.tensors(), **changes}, reward_parts=rows.reward_parts)
 
 
 def shuffled(n: int, seed: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ SETTINGS: dict[str, dict] = {
     name: {"aggregate.length": 7} for name in ("dr_grpo", "range_grpo", "luffy", "luffy-known")
 }
 #: Extra fields that the random cases must carry.
-OPTIONS: dict[str, dict] = {}
+OPTIONS: dict[str, dict] = {"spo": {"binary": True}}
 
 
 def algorithm(name: str) -> kenpo.Algorithm:
@@ -29,6 +29,14 @@ def options(name: str) -> dict:
         found["experts"] = True
     if "support_ids" in a.needs:
         found["decisions"] = True
+    if a.needs & {"values", "values_old", "score_old"}:
+        found["critic"] = True
+    if any(s.supervised for s in a.regularizers):
+        found |= {"supervised": True, "experts": False}
+    if a.needs & {"answer", "prompt_id", "target_ids", "drift"}:
+        found["answers"] = True
+    if "logp_old" in a.advantage.needs:  # read before the policy runs
+        found["fresh"] = False
     if "prompt_mask" in a.needs:
         found["query"] = True
     if "logp_old" in a.prepare_needs:

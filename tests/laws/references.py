@@ -10,6 +10,9 @@ import kenpo
 from laws.build import tensors
 from laws.catalogue import SETTINGS
 
+#: Their references also give the slopes of values and entropy.
+CRITICS = ("ppo", "ppo-ptx", "vapo", "rfpo")
+
 
 def _sis(case, **given):
     """The draws are ours: the reference takes them as random numbers."""
@@ -23,9 +26,16 @@ def _luffy(case, length, **more):
     return WIDER["luffy"](case, width=length, **more)
 
 
+def _slopes_apart(f):
+    """The reference without its fifth item: d loss / d values and d loss / d entropy, asserted by tests of their
+    own."""
+    return lambda case, **given: f(case, **given)[:4]
+
+
 ALL = (
     REFERENCES
-    | {n: f for n, f in WIDER.items() if n not in ("sis", "luffy")}
+    | {n: f for n, f in WIDER.items() if n not in ("sis", "luffy", *CRITICS)}
+    | {n: _slopes_apart(WIDER[n]) for n in CRITICS}
     | {"sis": _sis, "luffy": _luffy, "luffy-known": partial(_luffy, behaviour="logp_sampler")}
 )
 #: Their references state no advantages: the objective has none.

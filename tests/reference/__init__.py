@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import group_coupled, grpo_family, mismatch, mixed_policy, pairwise, rejection, teachers, trust_region, values
+from . import (
+    group_coupled,
+    grpo_family,
+    mismatch,
+    mixed_policy,
+    pairwise,
+    rejection,
+    signals,
+    teachers,
+    trust_region,
+    values,
+)
 from .batch import sequence_sum
 from .variants import VARIANTS
 
@@ -96,6 +107,16 @@ WIDER = {
     "teacher_mixed": teachers.teacher_mixed,
     "teacher_mixed-added": partial(teachers.teacher_mixed, rule="additive"),
     "teacher_mixed-losses": partial(teachers.teacher_mixed, rule="losses"),
+    "spo": signals.spo,
+    "ttrl": signals.ttrl,
+    "gapo": signals.gapo,
+    "mad_rl": signals.mad_rl,
+    "mad_rl-l2": partial(signals.mad_rl, kind="l2"),
+    "mad_rl-forward-kl": partial(signals.mad_rl, kind="forward_kl"),
+    "mad_rl-jsd": partial(signals.mad_rl, kind="jsd"),
+    "ppo-ptx": partial(values.ppo, ptx=27.8),
+    "rfpo": partial(values.ppo, lam=1.0, kl_coef=0.0, frozen=True),
+    "reinforce_pp-kl": partial(mixed_policy.reinforce_pp_kl, kl_coef=0.01),
 }
 
 

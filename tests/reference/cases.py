@@ -39,6 +39,10 @@ def make_case(
     query: bool = False,
     critic: bool = False,
     decisions: bool = False,
+    supervised: bool = False,
+    binary: bool = False,
+    answers: bool = False,
+    parts: bool = False,
     groups: int = 4,
     width: int | None = None,
 ) -> dict:
@@ -54,7 +58,11 @@ def make_case(
     experts       one rollout of each group is an expert's (origin 2)
     query         prompt positions after the first are scored: prompt_mask, with numbers in logp and logp_ref
     decisions     each response is one token, chosen from a menu: tokens, support_ids
-    critic        values_old, and the policy's values
+    critic        values_old, score_old, and the policy's values
+    supervised    one row has no reward and origin 4
+    binary        rewards are 0 or 1
+    answers       prompt_id, answer, the prompt's target_ids and target_prob, drift
+    parts         reward_parts: two named ones, NaN here and there, and a confidence
     """
     rng = random.Random(f"kenpo-{seed}")
     start = (rng.randint(1, 3) if prompt is None else prompt) + (1 if query else 0)
@@ -105,15 +113,30 @@ def make_case(
     if decisions:
         rollouts["support_ids"] = [[[3, 5, 8] if m else [-1] * 3 for m in row] for row in mask]
         rollouts["tokens"] = [[rng.choice([3, 5, 8]) if m else 7 for m in row] for row in mask]
-    if critic:
-        rollouts["values_old"] = field(lambda b, t: rng.gauss(0.3, 0.5))
-        policy["values"] = field(lambda b, t: rollouts["values_old"][b][t] + rng.gauss(0.0, 0.3))
     if query:
         rollouts["prompt_mask"] = [[int(0 < t < start) for t in range(width)] for _ in range(B)]
         for b in range(B):
             for t in range(1, start):
                 logp[b][t], ref[b][t] = -rng.expovariate(0.7) - 0.01, -rng.expovariate(0.7) - 0.01
     _add_pairs_and_teachers(random.Random(f"kenpo-more-{seed}"), rollouts, policy, old, junk)
+    if critic:
+        rollouts["values_old"] = field(lambda b, t: rng.gauss(0.3, 0.5))
+        policy["values"] = field(lambda b, t: rollouts["values_old"][b][t] + rng.gauss(0.0, 0.3))
+        rollouts["score_old"] = [rng.uniform(0.2, 0.9) for _ in range(B)]
+    if supervised:
+        row = rng.randrange(B)
+        rewards[row] = math.nan
+        rollouts["origin"] = [4 if b == row else 0 for b in range(B)]
+    if binary:
+        rollouts["rewards"] = [r if math.isnan(r) else float(r > 0.2) for r in rewards]
+    if answers:
+        _add_answers(rng, rollouts)
+    if parts:
+        rollouts["reward_parts"] = {
+            "format": [rng.choice([0.0, 1.0, 0.5, math.nan]) for _ in range(B)],
+            "outcome": [r if math.isnan(r) else float(r > 0.2) for r in rewards],
+            "confidence": [rng.choice([rng.random(), rng.random(), math.nan]) for _ in range(B)],
+        }
     return {"rollouts": rollouts, "policy": policy}
 
 
@@ -216,6 +239,22 @@ def _add_router(rng, rollouts, policy, mask, shape):
     policy["router_logp"] = [
         [[[x + rng.gauss(0, 0.2) for x in layer] for layer in token] for token in row] for row in old
     ]
+
+
+def _add_answers(rng, rollouts):
+    """Each prompt has four valid answers and their target shares; rows answer one of them, another, or nothing."""
+    targets, shares, answer = {}, {}, []
+    for name in dict.fromkeys(rollouts["group"]):
+        targets[name] = rng.sample(range(1, 50), rng.randint(2, 4))
+        raw = [rng.random() + 0.1 for _ in targets[name]]
+        shares[name] = [x / math.fsum(raw) for x in raw]
+    for name in rollouts["group"]:
+        answer.append(rng.choice([*targets[name], targets[name][0], 77, -1]))
+    rollouts["prompt_id"] = [1000 + name for name in rollouts["group"]]
+    rollouts["answer"] = answer
+    rollouts["target_ids"] = [targets[n] + [-1] * (4 - len(targets[n])) for n in rollouts["group"]]
+    rollouts["target_prob"] = [shares[n] + [0.0] * (4 - len(shares[n])) for n in rollouts["group"]]
+    rollouts["drift"] = [rng.choice([math.nan, 0.0, rng.expovariate(60.0)]) for _ in answer]
 
 
 def _log_softmax(x):

@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
+import math
+
 from .batch import Batch, clipped, saturate, token_mean
 from .mixed_policy import whitened
 from .scalar import Value, clamp, gradients, maximum
 
 
-def gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
-    """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; V after the last token is 0."""
-    A, ahead, following = [], 0.0, 0.0
+def gae(rewards: list[float], values: list[float], gamma: float, lam: float, last: float = 0.0) -> list[float]:
+    """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; V after the last token is `last`."""
+    A, ahead, following = [], 0.0, last
     for r, v in zip(reversed(rewards), reversed(values), strict=True):
         ahead = r + gamma * following - v + gamma * lam * ahead
         following = v
@@ -21,11 +23,22 @@ def gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> 
     return A[::-1]
 
 
-def token_rewards(y, kl_coef: float) -> list[float]:
+def verdict(y, tau: float = 0.5215) -> float:
+    """RFPO, arXiv 2609.37119, without a length offset: 1 if the critic's value at the last token exceeds tau."""
+    return float(y.of_row("score_old") > tau)
+
+
+ESTIMATORS = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(d) - 1 - d}
+
+
+def token_rewards(y, kl_coef: float, estimator: str = "k1") -> list[float]:
     """Given `token_rewards`, or -kl_coef (log pi_old - log pi_ref) on each token and the reward on the last."""
     if y.case["rollouts"].get("token_rewards") is not None:
         return y.take("token_rewards")
-    r = [-kl_coef * saturate(o - q) for o, q in zip(y.old, y.take("logp_ref"), strict=True)] if kl_coef else [0.0] * y.n
+    r = [0.0] * y.n
+    if kl_coef:
+        cost = ESTIMATORS[estimator]
+        r = [-kl_coef * cost(saturate(q - o)) for o, q in zip(y.old, y.take("logp_ref"), strict=True)]
     if r:
         r[-1] += y.reward
     return r
@@ -54,30 +67,44 @@ def ppo(
     critic_lam=None,
     alpha=None,
     nll=0.0,
+    ptx=0.0,
+    frozen=False,
+    terminal=None,
+    estimator="k1",
 ):
     """PPO, arXiv 1707.06347, with GAE: token mean of the clipped surrogate + vf_coef value loss - entropy_coef entropy.
 
     Returns (advantages + old values) are taken before whitening, with `critic_lam` if given. `alpha` makes lambda
-    length-adaptive (VAPO); `nll` adds nll times the mean -log pi_theta over tokens of responses with positive reward.
+    length-adaptive (VAPO); `nll` adds nll times the mean -log pi_theta over tokens of responses with positive reward,
+    `ptx` ptx times that over rows of origin 4. `frozen`: no value loss, and `verdict` judges. `terminal`: per row, V
+    after the last token.
     """
     batch = Batch(case)
-    rewards = [token_rewards(y, kl_coef) for y in batch]
+    rewards = [token_rewards(y, kl_coef, estimator) for y in batch]
     V_old = [y.take("values_old") for y in batch]
     lams = [lam if alpha is None else adaptive_lambda(y.n, alpha) for y in batch]
-    A = [gae(r, v, gamma, x) for r, v, x in zip(rewards, V_old, lams, strict=True)]
-    critic = A if critic_lam is None else [gae(r, v, gamma, critic_lam) for r, v in zip(rewards, V_old, strict=True)]
+    if frozen:
+        rewards = [[0.0] * (y.n - 1) + [verdict(y)] if y.n else [] for y in batch]
+    last = [0.0 if terminal is None else terminal(y) for y in batch]
+    A = [gae(r, v, gamma, x, z) for r, v, x, z in zip(rewards, V_old, lams, last, strict=True)]
+    critic = A
+    if critic_lam is not None:
+        critic = [gae(r, v, gamma, critic_lam, z) for r, v, z in zip(rewards, V_old, last, strict=True)]
     targets = [[a + v for a, v in zip(*pair, strict=True)] for pair in zip(critic, V_old, strict=True)]
     A = whitened(A) if whiten else A
-    V = [[Value(x) for x in y.take("values")] for y in batch]
+    V = [[Value(x) for x in y.take("values")] for y in batch] if not frozen else [[] for _ in batch]
     H = [[Value(x) for x in y.take("entropy")] for y in batch] if entropy_coef else [[] for _ in batch]
     J, E = [], []
     for y, a, v, v_old, target in zip(batch, A, V, V_old, targets, strict=True):
         J.append([clipped(r, x, low, high) for r, x in zip(y.ratios(), a, strict=True)])
-        E.append([value_loss(*t, value_clip) for t in zip(v, v_old, target, strict=True)])
+        E.append([value_loss(*t, value_clip) for t in zip(v, v_old, target, strict=True)] if not frozen else [])
     loss = vf_coef * token_mean(batch, E) - token_mean(batch, J) - entropy_coef * token_mean(batch, H)
     right = [y for y in batch if nll and y.reward > 0]
     if any(y.n for y in right):
         loss = loss - nll * sum(sum(y.logp) for y in right) / sum(y.n for y in right)
+    given = [y for y in batch.everyone if ptx and y.of_row("origin") == 4]
+    if any(y.n for y in given):
+        loss = loss - ptx * sum(sum(y.logp) for y in given) / sum(y.n for y in given)
     slopes = {
         n: batch.spread([gradients(loss, row) for row in rows])
         for n, rows in (("values", V), ("entropy", H))

@@ -64,6 +64,56 @@ NOTES: dict[str, Note] = {
             "verl's whitening adds 1e-8 to the count, so it differs in the ninth digit.",
         ),
     ),
+    "remax": Note(
+        "One sample per prompt, prompts of very different difficulty, no memory for a critic.",
+        "One more greedy decode per prompt; a second update on the same batch is biased.",
+        ("verl puts the same advantage under PPO's clip and whitens nothing.",),
+    ),
+    "ppo": Note(
+        "Rewards that arrive late or in several places, and memory for a second model.",
+        "A critic that has not learned yet misleads the policy: warm it up. The last value decides what a cut response "
+        "is worth: 0 (as here) teaches that running out of tokens ends all, `advantage.terminal=truncated` does not.",
+        (
+            "verl whitens without setting masked entries back to 0; TRL's experimental PPO whitens over the local "
+            "batch only.",
+            "verl's and OpenRLHF's value loss have the ½, TRL's multiplies by vf_coef .1 besides.",
+        ),
+    ),
+    "vapo": Note(
+        "Long answers with a verifier, where GRPO's one number per answer is too coarse.",
+        "It stands on a critic that was trained before the policy moves. Answers of 20 tokens and fewer have λ = 0: "
+        "the critic alone judges them.",
+        ("NeMo-RL has the weight .1 of the likelihood term; no main tree has all parts together.",),
+    ),
+    "rfpo": Note(
+        "A critic from an earlier run and no verifier, or a verifier that can't judge cut responses.",
+        "What the critic gets wrong is trained on. The unbinarised value drifts towards length.",
+        (_NOBODY,),
+    ),
+    "spo": Note(
+        "One sample per prompt, prompts that come back, long tails of length: nobody waits for a group.",
+        "A first visit is judged against one half. Records of prompts that never return are dead weight. Rewards "
+        "outside [0, 1] need the moving average.",
+        (
+            "verl's recipe overwrites a prompt's record where it occurs twice in a batch; here both rows are folded.",
+            "Its constant forgetting is .875, its bounds .875 and .96 are hard-coded; here they are numbers.",
+        ),
+    ),
+    "ttrl": Note(
+        "Prompts without labels that the policy answers rightly more often than in any other one way.",
+        "Where the majority is wrong, it is reinforced.",
+        ("In TRL and verl it is a reward function; the released code breaks ties by the order of samples.",),
+    ),
+    "gapo": Note(
+        "Tasks with a known set of valid answers, all equally welcome.",
+        "The pull towards rare answers costs accuracy where they are not all right.",
+        (_NOBODY,),
+    ),
+    "mad_rl": Note(
+        "A stated distribution of answers: dice, labels in proportion, calibrated choices.",
+        "Frequencies of a small group are noise; forward KL divides by them.",
+        (_NOBODY,),
+    ),
     "gspo": Note(
         "Mixtures of experts and long answers, where token ratios are noise.",
         "Its clip range is 500 to 700 times narrower than GRPO's: numbers do not carry over. A clipped "

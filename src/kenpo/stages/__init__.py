@@ -24,6 +24,7 @@ from kenpo.stages.aggregates import (
     SequenceSum,
     TokenMean,
 )
+from kenpo.stages.answers import FrequencyAware, MajorityVote, TargetDistribution
 from kenpo.stages.base import (
     Advantage,
     Aggregate,
@@ -49,6 +50,7 @@ from kenpo.stages.batch_trust import (
 from kenpo.stages.context import Context
 from kenpo.stages.contrast import GibbsGap, GroupInfoNCE
 from kenpo.stages.corrections import BinaryKLMask, MaskedIS, TruncatedIS
+from kenpo.stages.critics import GAE, CriticVerdict, GreedyBaseline
 from kenpo.stages.decisions import DecisionRatio
 from kenpo.stages.gaps import Added, FixedNegative, FutureGap, Mix, TeacherGap
 from kenpo.stages.origins import (
@@ -100,6 +102,7 @@ from kenpo.stages.teachers import (
     TeacherTerm,
     TermPenalty,
 )
+from kenpo.stages.trackers import BetaTracker
 from kenpo.stages.trust import (
     DivergenceMask,
     OffPolicySequences,
@@ -107,6 +110,7 @@ from kenpo.stages.trust import (
     SequenceKLMask,
     Untruncated,
 )
+from kenpo.stages.values import PositiveNLL, SupervisedNLL, ValueLoss
 
 _BASES = {"selection": Selection, "shaping": Shaping, "weights": Weight, "regularizers": Regularizer}
 

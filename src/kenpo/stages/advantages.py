@@ -102,13 +102,16 @@ class GlobalWhiten(Advantage):
 
     ``baseline="group"`` first takes off the group's mean (0 for a rollout that is alone in its group: `kenpo train`
     refuses one sample per prompt there). ``beta`` > 0 puts a KL into the reward: each token earns
-    −beta·(log π_old − log π_ref), saturated, the outcome stands on the last token, and x is the undiscounted sum from a
-    token to the end. Exactly 0 if all tokens carry the same x. Source: REINFORCE++, arXiv:2501.03262.
+    −beta·(log π_old − log π_ref), saturated, the outcome stands on the last token, and x is the sum from a
+    token to the end, discounted by ``gamma`` per trainable token (below 1 also without a KL). ``both`` allows a KL in
+    the loss beside beta. Exactly 0 if all tokens carry the same x. Source: REINFORCE++, arXiv:2501.03262.
     """
 
     eps: float = 1e-8
     baseline: Literal["none", "group"] = "none"
     beta: float = 0.0
+    gamma: float = 1.0
+    both: bool = False
 
     _scope = Scope.BATCH
 
@@ -117,12 +120,17 @@ class GlobalWhiten(Advantage):
         return self.baseline == "group"
 
     @property
+    def charges_kl(self) -> bool:
+        return self.beta > 0
+
+    @property
     def needs(self) -> frozenset[str]:
         return super().needs | ({"logp_old", "logp_ref"} if self.beta else set())
 
     def check(self) -> None:
         self.refuse(self.eps >= 0, f"eps must not be negative, got {self.eps}")
         self.refuse(self.beta >= 0, f"beta must not be negative, got {self.beta}")
+        self.refuse(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}")
         self.refuse(
             self.beta == 0 or self.baseline == "none",
             "with a group baseline the KL belongs in the loss: leave beta at 0 and add kl_to_reference",
@@ -132,10 +140,12 @@ class GlobalWhiten(Advantage):
         outcome = rewards
         if self.baseline == "group":
             outcome = groups.centred(rewards, ctx.group, ctx.selected)
-        x = ctx.per_token(outcome)
+        earned = returns.at_last_token(outcome, ctx.mask)
         if self.beta:
             drift = ratios.log_ratio(ctx.read("logp_old"), ctx.read("logp_ref"), ctx.mask)
-            x = returns.return_to_go(returns.at_last_token(outcome, ctx.mask) - self.beta * drift, ctx.mask)
+            earned = earned - self.beta * drift
+        plain = self.beta == 0 and self.gamma == 1
+        x = ctx.per_token(outcome) if plain else returns.return_to_go(earned, ctx.mask, self.gamma)
         return groups.whiten(x, ctx.mask, eps=self.eps), state
 
 

@@ -153,6 +153,13 @@ class Advantage(Stage):
     judges: ClassVar[bool] = True
     #: True if `Advantaged.returns` is given.
     makes_returns: ClassVar[bool] = False
+    #: True if a KL in the reward may stand beside one in the loss; as a rule a field of the stage.
+    both: ClassVar[bool] = False
+
+    @property
+    def charges_kl(self) -> bool:
+        """Whether the reward of a token pays for its distance to the reference."""
+        return False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -278,6 +285,11 @@ class Aggregate(Stage):
 @dataclasses.dataclass(frozen=True)
 class Regularizer(Stage):
     """ctx -> penalty [B,T], with grad, added to the loss. May name its own rows and aggregate."""
+
+    @property
+    def charges_kl(self) -> bool:
+        """Whether it is a KL of the policy to the reference."""
+        return False
 
     #: True if the rows it names are the supervised ones (``origin`` 4), which are then what its totals count.
     supervised: ClassVar[bool] = False

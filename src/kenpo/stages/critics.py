@@ -54,6 +54,8 @@ class GAE(Advantage):
     terminal: Literal["zero", "truncated"] = "zero"
     both: bool = False
 
+    makes_returns = True
+
     def check(self) -> None:
         for name, value in (("gamma", self.gamma), ("lam", self.lam), ("critic_lam", self.critic_lam)):
             self.refuse(value is None or 0 <= value <= 1, f"{name} must lie in [0, 1], got {value}")
@@ -61,7 +63,7 @@ class GAE(Advantage):
         self.refuse(self.kl >= 0, f"kl must not be negative, got {self.kl}")
 
     @property
-    def scope(self) -> Scope:
+    def span(self) -> Scope:
         return Scope.BATCH if self.whiten else Scope.SEQUENCE
 
     @property

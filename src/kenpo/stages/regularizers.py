@@ -34,6 +34,10 @@ class KLToReference(Regularizer):
     def off(self) -> str | None:
         return "beta is 0" if self.beta == 0 else None
 
+    @property
+    def charges_kl(self) -> bool:
+        return self.beta > 0
+
     def __call__(self, ctx: Context) -> Tensor:
         d = -ratios.log_ratio(ctx.logp, ctx.read("logp_ref"), ctx.mask)
         return self.beta * (divergences.k3(d) if self.estimator == "k3" else divergences.k2(d))

@@ -10,7 +10,6 @@ from kenpo.ops import returns
 from kenpo.stages.aggregates import TokenMean
 from kenpo.stages.base import Aggregate, Regularizer
 from kenpo.stages.context import Context
-from kenpo.types import SUPERVISED
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class ValueLoss(Regularizer):
         return TokenMean()
 
     def __call__(self, ctx: Context) -> Tensor:
-        target = ctx.read("returns")
+        target = ctx.returns
         old = ctx.read("values_old").to(target.dtype)
         return self.coef * returns.value_error(ctx.read("values"), old, target, self.clip)
 
@@ -78,6 +77,7 @@ class SupervisedNLL(Regularizer):
     coef: float = 27.8
 
     _needs = frozenset({"logp", "origin"})
+    supervised = True
 
     def check(self) -> None:
         self.refuse(self.coef >= 0, f"coef must not be negative, got {self.coef}")
@@ -87,7 +87,7 @@ class SupervisedNLL(Regularizer):
         return TokenMean()
 
     def rows(self, ctx: Context) -> Tensor:
-        return ctx.mask & (ctx.read("origin") == SUPERVISED).unsqueeze(-1)
+        return ctx.trainable & ctx.supervised.unsqueeze(-1)
 
     def __call__(self, ctx: Context) -> Tensor:
-        return -self.coef * ctx.logp
+        return -self.coef * ctx.over(self.rows(ctx)).logp

@@ -1,0 +1,194 @@
+"""Trackers, votes, frequencies and target distributions against their golden files, and over several batches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from laws.build import tensors
+from reference.cases import make_case
+from reference.outcomes import forgetting, spo_step
+
+import kenpo
+from golden.given import batch, tensor
+from golden.test_files import cases, close
+from kenpo.ops import risk, signals, tracker
+from kenpo.stages import BetaTracker, FrequencyAware, GroupZScore, MajorityVote, TargetDistribution
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def shaped(stage, answers, group=None, **fields):
+    """The rewards that a shaping makes of one-token responses with these answers."""
+    n = len(answers)
+    rollouts, _ = batch(group=group, answer=answers, logp=[[0.0]] * n, logp_old=[[0.0]] * n, **fields)
+    return kenpo.prepare(kenpo.get("grpo").but(shaping=(stage,), regularizers=()), rollouts)
+
+
+def identities(answers):
+    """Whole numbers for answers, in the order in which they are first seen; −1 for none."""
+    seen = {a: k for k, a in enumerate(dict.fromkeys(x for x in answers if x is not None))}
+    return [-1 if a is None else seen[a] for a in answers]
+
+
+@pytest.mark.parametrize(("i", "e"), cases("spo_tracker"))
+def test_spo(i, e):
+    ema = i["variant"] == "ema"
+    stage = BetaTracker(
+        forgetting=i["forgetting"], half_life=i["half_life"], rho_min=i["rho_min"], rho_max=i["rho_max"],
+        form="ema" if ema else "beta",
+    )  # fmt: skip
+    start = e["trackers_start"]
+    state = {
+        "prompt": torch.tensor([int(p[1:]) for p in start]),
+        "pair": torch.tensor(list(start.values()), dtype=torch.float64),
+    }
+    if not ema:
+        offline = {int(p[1:]): (v["successes"], v["samples"]) for p, v in i["offline"].items()}
+        made = stage.start(offline, smoothed=i["variant"] != "unsmoothed")
+        assert made["prompt"].tolist() == [int(p[1:]) for p in i["offline"]]
+        close(made["pair"], [start[p] for p in i["offline"]])
+        state = made
+    a = kenpo.get("spo").but(advantage=stage)
+    for rows, want in zip(i["steps"], e["steps"], strict=True):
+        if not ema and "sampling_weights_before" in want:
+            got = stage.priorities(state)
+            for prompt, weight in want["sampling_weights_before"].items():
+                assert math.isclose(got[int(prompt[1:])], weight, rel_tol=1e-9)
+        n = len(rows)
+        rollouts, _ = batch(
+            rewards=[r["reward"] for r in rows], group=list(range(n)), logp=[[0.0]] * n,
+            prompt_id=[int(r["prompt"][1:]) for r in rows], drift=[r["drift"] for r in rows],
+        )  # fmt: skip
+        prepared = kenpo.prepare(a, rollouts, state)
+        close(prepared.advantages[:, 1], want["advantages"])
+        state = prepared.state
+        after = dict(zip(state["prompt"].tolist(), state["pair"].tolist(), strict=True))
+        for prompt, pair in want["trackers_after"].items():
+            close(after[int(prompt[1:])], pair)
+
+
+def test_a_tracker_over_several_batches():
+    """Random batches in a row against the reference; a first visit starts at one half, and order does not matter where
+    no prompt occurs twice."""
+    a, state, trackers = kenpo.get("spo"), None, {}
+    for seed in range(5):
+        case = make_case(seed, answers=True, binary=True, no_verdict=seed == 2)
+        prompts = [seed % 2 * 100 + k for k in range(len(case["rollouts"]["group"]))]
+        case["rollouts"]["prompt_id"] = prompts
+        judged = [b for b, r in enumerate(case["rollouts"]["rewards"]) if not math.isnan(r)]
+        drift = case["rollouts"]["drift"]
+        rows = [{"prompt": prompts[b], "reward": case["rollouts"]["rewards"][b], "drift": drift[b]} for b in judged]
+        known = {row["prompt"]: trackers.get(row["prompt"], (0.5, 0.5)) for row in rows}
+        rho = lambda row: 0.96 if math.isnan(row["drift"]) else forgetting(row["drift"])  # noqa: E731
+        want = spo_step(trackers | known, rows, rho)
+        rollouts, _ = tensors(case)
+        prepared = kenpo.prepare(a, rollouts, state)
+        got = torch.where(rollouts.mask, prepared.advantages, 0.0)
+        for b, value in zip(judged, want["advantages"], strict=True):
+            close(got[b][rollouts.mask[b]], [value] * int(rollouts.mask[b].sum()))
+        order = torch.arange(len(rollouts)).flip(0)
+        other = kenpo.prepare(a, rollouts[order], state).state
+        state, trackers = prepared.state, want["trackers_after"]
+        as_dict = [dict(zip(s["prompt"].tolist(), s["pair"].tolist(), strict=True)) for s in (state, other)]
+        assert as_dict[0] == as_dict[1]
+        assert as_dict[0].keys() == trackers.keys()
+        for prompt, pair in trackers.items():
+            close(as_dict[0][prompt], list(pair))
+
+
+def test_a_tracker_is_bounded_and_refuses_what_it_cannot_count():
+    stage = BetaTracker(forgetting="constant", capacity=2)
+    a = kenpo.get("spo").but(advantage=stage)
+    fields = {"logp": [[0.0]] * 3, "group": [0, 1, 2]}
+    rollouts, _ = batch(rewards=[1.0, 0.0, 1.0], prompt_id=[5, 6, 7], **fields)
+    assert kenpo.prepare(a, rollouts).state["prompt"].tolist() == [6, 7]
+    rollouts, _ = batch(rewards=[1.0, 1.5, 0.0], prompt_id=[5, 6, 7], **fields)
+    with pytest.raises(kenpo.errors.InputError, match=r"rollout 1 has reward 1\.5"):
+        kenpo.prepare(a, rollouts)
+    ema = kenpo.prepare(a.but(advantage=BetaTracker(forgetting="constant", form="ema")), rollouts).state
+    assert ema["prompt"].tolist() == [5, 6, 7]
+    then, now = torch.tensor([[0.0, -1.0, -2.0], [0.0, 0.0, 0.0]]), torch.tensor([[9.0, -1.5, -1.0], [0.0, 0.0, 0.0]])
+    mask = torch.tensor([[False, True, True], [False, False, False]])
+    drift = tracker.log_prob_drift(then, now, mask)
+    assert float(drift[0]) == 0.75
+    assert math.isnan(float(drift[1]))
+
+
+@pytest.mark.parametrize(("i", "e"), cases("gapo"))
+def test_gapo(i, e):
+    plain = (lambda x: x.strip().lower()) if i["variant"] == "normalised" else (lambda x: x)
+    valid = list(dict.fromkeys(map(plain, i["valid_set"])))
+    ids = identities([*valid, *map(plain, i["outputs"])])
+    targets = [ids[: len(valid)]] * len(i["outputs"])
+    prepared = shaped(FrequencyAware(), ids[len(valid) :], i["group"], target_ids=targets)
+    close(prepared.shaped, e["rewards"])
+    for ddof, name in ((0, "advantages_population"), (1, "advantages_sample")):
+        a = kenpo.get("gapo").but(advantage=GroupZScore(eps=1e-4, ddof=ddof), regularizers=())
+        close(kenpo.prepare(a, prepared.rollouts).advantages[:, 1], e[name])
+
+
+@pytest.mark.parametrize(("i", "e"), cases("madrl"))
+def test_mad_rl(i, e):
+    names, n = list(i["target"]), len(i["categories"])
+    answers = [-1 if c is None else names.index(c) for c in i["categories"]]
+    stage = TargetDistribution(i["variant"], i["floor"], i["invalid_reward"])
+    fields = {"target_ids": [list(range(len(names)))] * n, "target_prob": [list(i["target"].values())] * n}
+    close(shaped(stage, answers, **fields).shaped, e["rewards"])
+
+
+@pytest.mark.parametrize(("i", "e"), cases("ttrl"))
+@pytest.mark.parametrize("ties", ["first", "smallest"])  # identities are numbered as they are seen
+def test_ttrl(i, e, ties):
+    for answers, label, votes, rewards in zip(i["answers"], e["labels"], e["votes"], e["rewards"], strict=True):
+        ids = torch.tensor(identities(answers))
+        voting = torch.arange(len(ids)) < i["voters"]
+        found, count = signals.majority(ids, torch.zeros_like(ids), voting, ties)
+        assert int(count[0]) == votes
+        assert (label is None and int(found[0]) == -1) or answers[ids.tolist().index(int(found[0]))] == label
+        if i["voters"] == len(ids):
+            close(shaped(MajorityVote(ties), ids.tolist()).shaped[: i["trained"]], rewards)
+
+
+def test_unparsable_answers_have_no_vote():
+    assert shaped(MajorityVote(), [-1, -1, -1, 4, 4, 9]).shaped.tolist() == [0, 0, 0, 1, 1, 0]
+    assert shaped(MajorityVote(), [-1, -1]).shaped.tolist() == [0, 0]
+    assert shaped(MajorityVote("none"), [4, 9, -1]).shaped.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("i", "e"), cases("group_robust"))
+def test_robust_scale(i, e):
+    group, rewards = torch.tensor(i["group"]), tensor(i["rewards"])
+    everyone = torch.ones_like(group).bool()
+    close(signals.group_median(rewards, group, everyone), e["median"])
+    close(signals.robust_score(rewards, group, everyone, i["eps"]), e["advantages"])
+
+
+@pytest.mark.parametrize(("i", "e"), cases("riskpo"))
+def test_risk(i, e):
+    scores, (low, high) = tensor(i["scores"]), tensor(i["quantiles"])
+    z = scores.sum(-1)
+    close(z, e["bundle_scores"])
+    if i["variant"] == "paper":
+        a = risk.risk_utility(z, low, high, i["omega"])
+    else:
+        a = risk.risk_utility_released(
+            z, low, high, alpha=i["alpha"], beta=i["beta"], mix=i["mix"], baseline=i["natural_baseline"]
+        )
+        a = a / (z.std() + 1e-6) if i["divide_by_std"] else a
+    close(a, e["advantages"])
+    close(risk.sum_mean_credit(a, scores, scores - scores.mean(0)), e["sum_mean_credit"])
+
+
+@pytest.mark.parametrize(("i", "e"), cases("riskpo_tracker"))
+def test_tracked_quantiles(i, e):
+    q = tensor(i["quantiles"])
+    for scores, want in zip(i["batches"], e["quantiles_after"], strict=True):
+        q = risk.quantile_step(q, tensor(i["levels"]), tensor(scores), i["lr"])
+        close(q, want)
+
+
+@pytest.mark.parametrize(("i", "e"), cases("riskpo_k_level"))
+def test_quantile_mixture(i, e):
+    close(risk.quantile_mixture(tensor(i["scores"]), tensor(i["levels"]), tensor(i["weights"])), e["figure"])
