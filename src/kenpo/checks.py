@@ -53,7 +53,7 @@ def check_combination(a: Algorithm) -> None:
 def check_kl(a: Algorithm) -> None:
     """Refuse a KL to the reference in the reward and in the loss, unless the advantage says that both are meant."""
     in_loss = [s for s in a.regularizers if s.charges_kl]
-    if a.advantage.charges_kl and in_loss and not a.advantage.both:
+    if a.advantage.charges_kl and in_loss:
         raise IllegalCombinationError(
             f"{a.name}: {snake(a.advantage)} has the KL to the reference in the reward and {snake(in_loss[0])} has it "
             "in the loss: it would be counted twice; drop one, or set advantage.both=true"

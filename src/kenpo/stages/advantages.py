@@ -121,7 +121,7 @@ class GlobalWhiten(Advantage):
 
     @property
     def charges_kl(self) -> bool:
-        return self.beta > 0
+        return self.beta > 0 and not self.both
 
     @property
     def needs(self) -> frozenset[str]:

@@ -153,12 +153,10 @@ class Advantage(Stage):
     judges: ClassVar[bool] = True
     #: True if `Advantaged.returns` is given.
     makes_returns: ClassVar[bool] = False
-    #: True if a KL in the reward may stand beside one in the loss; as a rule a field of the stage.
-    both: ClassVar[bool] = False
 
     @property
     def charges_kl(self) -> bool:
-        """Whether the reward of a token pays for its distance to the reference."""
+        """Whether the reward of a token pays for its distance to the reference, which the loss then may not."""
         return False
 
     @property

@@ -68,7 +68,7 @@ class GAE(Advantage):
 
     @property
     def charges_kl(self) -> bool:
-        return self.kl > 0
+        return self.kl > 0 and not self.both
 
     @property
     def needs(self) -> frozenset[str]:
@@ -113,7 +113,7 @@ class GreedyBaseline(Advantage):
 
     @property
     def charges_kl(self) -> bool:
-        return self.kl > 0
+        return self.kl > 0 and not self.both
 
     @property
     def needs(self) -> frozenset[str]:
