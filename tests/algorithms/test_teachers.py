@@ -425,3 +425,9 @@ def test_a_score_function_beside_a_ratio_weight_only():
     with pytest.raises(kenpo.errors.IllegalCombinationError):
         kenpo.get("sdpo-sampled").but(ratio=TokenRatio(), surrogate=ScoreFunction())
     assert math.isclose(kenpo.get("sdpo").settings()["weights.capped_ratio.cap"], 2.0)
+
+
+def test_a_ratio_as_weight_is_capped():
+    rollouts, policy = batch(logp=[[-1.0, -1.0]], logp_old=[[-3.0, -1.5]], logp_sampler=[[-3.0, -1.5]])
+    a = kenpo.get("sdpo-sampled").but(advantage=GroupCentred(), weights=(CappedRatio(cap=2.0),))
+    close(kenpo.evaluate(a, rollouts, policy).weights[0, 1:], [2.0, math.exp(0.5)])
