@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from kenpo.errors import IllegalCombinationError, InputError, NonFiniteError, ScopeError
@@ -12,8 +16,6 @@ from kenpo.stages.base import Scope, Stage, snake
 from kenpo.types import Batch, Policy, Prepared, Rollouts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kenpo.algorithm import Algorithm
 
 
@@ -102,18 +104,53 @@ def check_outcomes(a: Algorithm) -> None:
         )
 
 
+class _Shown(NamedTuple):
+    """A field that waits to be looked at: is an entry bad where it is trained?"""
+
+    name: str
+    value: Tensor
+    trained: Tensor
+    bad: Tensor
+
+
+_SHOWN: ContextVar[list[_Shown] | None] = ContextVar("shown", default=None)
+
+
+@contextlib.contextmanager
+def checked_at_the_end() -> Iterator[None]:
+    """Within it `check_finite` waits for no device: what it was shown is looked at on leaving, all in one go."""
+    shown: list[_Shown] = []
+    token = _SHOWN.set(shown)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+    if shown and bool(torch.stack([s.bad for s in shown]).any()):
+        for s in shown:
+            _refuse_bad(s.name, s.value, s.trained)
+
+
 def check_finite(rows: Rollouts | Policy, mask: Tensor, needs: frozenset[str]) -> None:
     """Raise `NonFiniteError` for a NaN or infinity at a trained position of a field that some stage reads."""
+    shown = _SHOWN.get()
     for name, value in rows.tensors().items():
         per_token = rows._specs[name].axes.startswith("BT")
         if (name in needs or name == "logp") and per_token and value.dtype.is_floating_point:
             trained = mask.reshape(mask.shape + (1,) * (value.dim() - 2)).expand_as(value)
-            where = masked.first_bad(value, trained)
-            if where:
-                raise NonFiniteError(
-                    f"{name}: {value[where].item()} at the trained position {list(where[:2])} (rollout, token); "
-                    "mask that token or mend its log-prob"
-                )
+            if shown is None or masked.at_hand(value):
+                _refuse_bad(name, value, trained)
+            else:
+                value = value.detach()
+                shown.append(_Shown(name, value, trained, (trained & ~value.isfinite()).any()))
+
+
+def _refuse_bad(name: str, value: Tensor, trained: Tensor) -> None:
+    where = masked.first_bad(value, trained)
+    if where:
+        raise NonFiniteError(
+            f"{name}: {value[where].item()} at the trained position {list(where[:2])} (rollout, token); "
+            "mask that token or mend its log-prob"
+        )
 
 
 def check_groups_whole(a: Algorithm, prepared: Prepared) -> None:

@@ -5,8 +5,9 @@ Axes: ``B`` rollouts, ``T`` token positions, ``K`` experts per token (or top-K i
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
@@ -117,7 +118,7 @@ class Fields:
     def __getitem__(self, rows: Rows) -> Self:
         """The same batch with `rows` only: an index tensor, a list, a bool mask or a slice."""
         rows = as_index(rows)
-        return self.replace(**{n: v[rows] for n, v in self.tensors().items()})
+        return self._each(lambda v: v[rows])
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields replaced; shapes are checked again."""
@@ -126,7 +127,14 @@ class Fields:
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """A copy with every tensor on another device; nothing changes its dtype."""
         device = device_of(*args, **kwargs)
-        return self.replace(**{n: v.to(device) for n, v in self.tensors().items()})
+        return self._each(lambda v: v.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """A copy with every tensor changed alike. What has been checked is not checked again."""
+        made = copy.copy(self)
+        for name, value in self.tensors().items():
+            object.__setattr__(made, name, change(value))
+        return made
 
 
 def as_index(rows: Rows) -> Tensor | slice:

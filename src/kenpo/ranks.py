@@ -85,10 +85,6 @@ class Ranks:
         """The JSON value that rank 0 holds."""
         return self.gather(value)[0]
 
-    def any(self, flag: bool) -> bool:
-        """True everywhere if it is true on some rank."""
-        return any(self.gather(bool(flag)))
-
     def gather_rollouts(self, mine: Rollouts | None) -> Rollouts:
         """The rows of all ranks in the order of ranks; a rank without rows hands in None."""
         if self.size == 1:

@@ -149,15 +149,10 @@ class Rollouts(Fields):
         """[B] bool: rows without a reward (``origin`` 4); they enter no statistic and have advantage 0."""
         return torch.zeros_like(self.mask.any(-1)) if self.origin is None else self.origin == SUPERVISED
 
-    def __getitem__(self, rows: Rows) -> Self:
-        rows = as_index(rows)
-        parts = {n: v[rows] for n, v in self.reward_parts.items()}
-        return self.replace(reward_parts=parts, **{n: v[rows] for n, v in self.tensors().items()})
-
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        device = device_of(*args, **kwargs)
-        parts = {n: v.to(device) for n, v in self.reward_parts.items()}
-        return self.replace(reward_parts=parts, **{n: v.to(device) for n, v in self.tensors().items()})
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        made = super()._each(change)
+        object.__setattr__(made, "reward_parts", {n: change(v) for n, v in self.reward_parts.items()})
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,10 +319,8 @@ class Batch:
     @property
     def whole_groups(self) -> Tensor:
         """[B] bool: every selected rollout of the row's group is among these rows."""
-        compared = self.prepared.compared
-        names, index = torch.unique(self.prepared.rollouts.group, return_inverse=True)
-        here = self.prepared.group_size.new_zeros(len(names))
-        here = here.index_add(0, index, compared.to(here.dtype))[index]
+        group = self.prepared.rollouts.group
+        here = ((group[:, None] == group) & self.prepared.compared).sum(-1)
         return here == self.prepared.group_size
 
     def _each(

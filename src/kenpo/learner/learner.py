@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import kenpo
+from kenpo.checks import checked_at_the_end
 from kenpo.learner.cutting import cut, cut_groups
 from kenpo.learner.figures import Figures
 from kenpo.learner.idle import idle_rows
@@ -120,19 +121,25 @@ class Learner:
         self.optimizer.zero_grad()
         batch, terms = self.weigh(minibatch, algorithm, keys) if weighed is None else weighed
         task = _Task(self, minibatch.rollouts, keys, algorithm, batch)
-        if terms is not None and task.of <= terms.tensors().keys():
-            idle = task.know(terms, count=self.ranks.first)
-            task.run(self._cut(minibatch.rollouts, _places(batch.prepared.selected & ~idle), keys))
-        else:
-            idle = idle_rows(algorithm, batch)
-            groups = couples_rollouts(algorithm, task.of)
-            moving = batch.prepared.selected & ~idle
-            task.measure(self._cut(minibatch.rollouts, _places(idle), keys, groups=groups))
-            task.run(self._cut(minibatch.rollouts, _places(moving), keys, groups=groups), groups)
+        with checked_at_the_end():
+            idle = self._work_off(task, minibatch, terms)
         if self.ranks.first:
             task.figures.add("idle", float(idle.sum()), float(minibatch.selected.sum()))
         self.ranks.add_gradients(self.optimizer.parameters())
         return task.figures
+
+    def _work_off(self, task: _Task, minibatch: Prepared, terms: Policy | None) -> Tensor:
+        """Every microbatch of the minibatch; [B] bool: the selected rows that ran no backward pass."""
+        rollouts, keys, selected = minibatch.rollouts, task.keys, task.batch.prepared.selected
+        if terms is not None and task.of <= terms.tensors().keys():
+            idle = task.know(terms, count=self.ranks.first)
+            task.run(self._cut(rollouts, _places(selected & ~idle), keys))
+            return idle
+        idle = idle_rows(task.algorithm, task.batch)
+        groups = couples_rollouts(task.algorithm, task.of)
+        task.measure(self._cut(rollouts, _places(idle), keys, groups=groups))
+        task.run(self._cut(rollouts, _places(selected & ~idle), keys, groups=groups), groups)
+        return idle
 
     def _cut(
         self, rollouts: Rollouts, rows: Sequence[int], keys: Sequence[int], scorer: Scorer | None = None,

@@ -18,9 +18,14 @@ def select(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x, x.new_zeros(()))
 
 
+def at_hand(x: Tensor) -> bool:
+    """Whether numbers of `x` can be read at once. On another device the host would wait for all that runs there."""
+    return x.device.type == "cpu"
+
+
 def all_finite(x: Tensor) -> bool:
-    """Whether one sum shows every entry to be finite; False also where only the sum overflows."""
-    return bool(torch.isfinite(x.detach().sum()))
+    """Whether one sum shows every entry to be finite; False also where only the sum overflows, and if not `at_hand`."""
+    return at_hand(x) and bool(torch.isfinite(x.detach().sum()))
 
 
 def divide(total: Tensor, count: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kenpo.ops.masked import row_mean, row_sum, select
+from kenpo.ops.masked import at_hand, row_mean, row_sum, select
 
 #: Log-ratios saturate here: exp(20) is about 4.9e8, far beyond any clip range, and finite in float32 when squared.
 LIMIT = 20.0
@@ -23,8 +23,9 @@ def saturate(x: Tensor) -> Tensor:
 
 
 def within_limit(x: Tensor) -> bool:
-    """Whether every entry lies within ±20: one pass, false for NaN, infinities and an empty tensor."""
-    if not x.numel():
+    """Whether every entry lies within ±20: one pass, false for NaN, infinities, an empty tensor and what is not
+    `at_hand`."""
+    if not x.numel() or not at_hand(x):
         return False
     low, high = torch.aminmax(x.detach())
     return bool((low >= -LIMIT) & (high <= LIMIT))
