@@ -55,6 +55,9 @@ def batch_of(model, name, seed, fresh):
     if "topk_logp_sampler" in fields:
         fields["topk_ids"] = torch.stack([torch.randperm(64, generator=g)[:3] for _ in range(shape[0] * shape[1])])
         fields["topk_ids"] = fields["topk_ids"].reshape(*shape, 3)
+    if "support_ids" in fields:  # a menu that holds the token, of the tokens after it and of a place left free
+        menu = (fields["tokens"][..., None] + torch.arange(4)) % 64
+        fields["support_ids"] = menu.masked_fill(torch.arange(4) == 3, -1)
     rollouts = kenpo.Rollouts(**fields)
     want = frozenset({"topk_logp"}) if rollouts.topk_ids is not None else frozenset()
     with torch.no_grad():
@@ -112,6 +115,8 @@ def in_chunks(model, reference, a, rollouts, extra, want, chunk):
 @pytest.mark.parametrize("fresh", [False, True])
 def test_every_algorithm_at_odd_cuts(model, reference, name, fresh):
     a = algorithm(name)
+    if fresh and "logp_old" in a.prepare_needs:
+        pytest.skip("its advantages are made of logp_old, which is then always scored")
     rollouts, extra = batch_of(model, name, 5, fresh)
     want = frozenset(a.needs) & set(COMPUTED)
     right = directly(model, reference, a, rollouts, extra, want)

@@ -40,6 +40,16 @@ def test_groups_of_one_pass_where_no_stage_compares_them():
         check_group_size(kenpo.get("grpo"), one)
 
 
+def test_what_an_advantage_reads_is_scored_before_it_is_made():
+    """KL in the reward, with one update of the batch: π_old is scored all the same."""
+    plain, penalised = kenpo.get("reinforce_pp"), kenpo.get("reinforce_pp").with_settings({"advantage.beta": 0.1})
+    config = resolve(TrainConfig(model="m", threads=1))
+    assert not plan_passes(plain, config, 17).old
+    found = plan_passes(penalised, config, 17)
+    assert found.old
+    assert "before the first update" in found.old_why
+
+
 def test_learning_rate_course():
     c = resolve(TrainConfig(model="m", lr=1.0, steps=10, warmup=2, schedule="linear"))
     how = {"lr": c.lr, "steps": c.steps, "warmup": c.warmup}

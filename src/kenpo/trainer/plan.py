@@ -60,9 +60,12 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
             f"--minibatches {config.minibatches} --epochs {config.epochs} make {updates}"
         )
     wants_old = "logp_old" in needs
-    old = wants_old and updates > 1
+    early = "logp_old" in algorithm.prepare_needs
+    old = wants_old and (updates > 1 or early)
     if not wants_old:
         old_why = "no stage reads π_old"
+    elif early:
+        old_why = f"{_who(algorithm, 'logp_old')} reads π_old before the first update"
     elif old:
         old_why = f"{updates} updates consume the batch and {_who(algorithm, 'logp_old')} reads π_old"
     else:
