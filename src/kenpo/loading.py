@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from kenpo.algorithm import Algorithm
 from kenpo.algorithms import get
 from kenpo.errors import InputError, unknown_name
+from kenpo.order import evaluate
+from kenpo.types import Policy, Rollouts
 
 
 def load(spec: str) -> Algorithm:
@@ -72,3 +76,29 @@ def resolve(spec: str, settings: Mapping[str, Any] | None = None, adding: Iterab
     for name in adding:
         a = a.adding(name, settings)
     return a.with_settings(settings) if settings else a
+
+
+def try_out(algorithm: Algorithm, spec: str, supplied: Collection[str]) -> None:
+    """Run the user's own algorithm once on four made-up rollouts, so that a fault in it shows before a model loads.
+
+    Raises `InputError` naming the exception. An algorithm that reads more than is `supplied` is not tried: whoever
+    plans the run refuses it.
+    """
+    if not algorithm.needs <= set(supplied):
+        return
+    mask = torch.tensor([[False, True, True, True]] * 4)
+    logp = torch.full(mask.shape, -1.0) - 0.1 * torch.arange(4)
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    rollouts = Rollouts(
+        mask=mask, group=torch.tensor([0, 0, 1, 1]), rewards=rewards,
+        reward_parts=dict.fromkeys(getattr(algorithm.advantage, "parts", None) or ("part",), rewards),
+        tokens=torch.arange(16).reshape(4, 4), prompt_id=torch.tensor([0, 0, 1, 1]), answer=torch.tensor([0, 1, 0, 1]),
+        truncated=torch.zeros(4, dtype=torch.bool), logp_sampler=logp, logp_old=logp + 0.1, logp_ref=logp - 0.1,
+    )  # fmt: skip
+    policy = Policy(logp, entropy=torch.full(mask.shape, 1.0), kl_ref=torch.full(mask.shape, 0.1))
+    try:
+        result = evaluate(algorithm, rollouts, policy)
+    except Exception as error:  # whatever the user's stage raises
+        raise InputError(f"algorithm {spec!r} fails on a small batch: {type(error).__name__}: {error}") from error
+    if not bool(result.coefficients.isfinite().all()):
+        raise InputError(f"algorithm {spec!r} gives NaN or infinite coefficients on a small batch of ordinary numbers")

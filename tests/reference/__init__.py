@@ -54,6 +54,7 @@ REFERENCES = {
     "gppo": mismatch.gppo,
     "ripo": mismatch.ripo,
     "rloo": mismatch.rloo,
+    "sft": mismatch.sft,
     "reinforce_pp": mismatch.reinforce_pp,
     "reinforce_pp_baseline": mismatch.reinforce_pp_baseline,
     "stare": group_coupled.stare,

@@ -135,6 +135,13 @@ def rloo(case):
     return batch.result(-sequence_sum(batch, J), A)
 
 
+def sft(case):
+    """Cross-entropy: J = (1/N) sum_t log pi_theta(y_t) over the N trained tokens; rewards play no part."""
+    batch = Batch(case)
+    J = [list(y.logp) for y in batch]
+    return batch.result(-token_mean(batch, J), [1.0] * len(batch.rewards))
+
+
 def reinforce_pp(case, low=0.2, high=0.2, eps=1e-8):
     """REINFORCE++, arXiv 2501.03262: the outcome on every token, whitened over all trained tokens; clip, token mean."""
     batch = Batch(case)

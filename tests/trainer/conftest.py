@@ -13,10 +13,10 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     """Folders of randomly initialised models over the addition task's characters, by architecture."""
+    from fresh_model import Architecture
     from transformers.utils import logging
 
     from kenpo.experience.addition import character_tokenizer
-    from kenpo.trainer.fresh import Architecture
 
     logging.disable_progress_bar()
     root = tmp_path_factory.mktemp("models")

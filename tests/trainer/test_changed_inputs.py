@@ -7,7 +7,7 @@ import pytest
 
 import kenpo
 from kenpo.cli import main
-from kenpo.trainer import identity
+from kenpo.runs import identity
 from kenpo.trainer.config import TrainConfig
 
 REWARD = "def digits(completion, answer, **kw):\n    return sum(c.isdigit() for c in completion) / 9\n"

@@ -15,10 +15,9 @@ from kenpo.trainer.loop import train
 @pytest.fixture(scope="module")
 def byte_level(tmp_path_factory):
     """Folders of fresh GPT-2- and Llama-style models over a byte-level BPE trained on the spot."""
+    from fresh_model import Architecture
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
-
-    from kenpo.trainer.fresh import Architecture
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()

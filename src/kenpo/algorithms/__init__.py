@@ -64,6 +64,7 @@ READING_ORDER = (
     "range_grpo",
     "conspo",
     "ggpo",
+    "sft",
     "reward_model",
     "dpo",
     "ipo",

@@ -55,6 +55,11 @@ NOTES: dict[str, Note] = {
         "There is no ratio: a second update on the same batch is biased.",
         ("NeMo-RL builds it from three flags; some trainers add a sequence-level REINFORCE term under the same name.",),
     ),
+    "sft": Note(
+        "Demonstrations exist: a warm start before reinforcement learning, or all that is needed.",
+        "The loss of held-out text says little about what greedy decoding will do; give an --eval-task.",
+        ("Several trainers average per microbatch or per rank, so their loss depends on the cut; here it does not.",),
+    ),
     "reinforce_pp": Note(
         "One sample per prompt, or rewards whose scale differs little between prompts.",
         "Prompts of different difficulty share one mean; the baseline form mends that.",

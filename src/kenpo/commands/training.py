@@ -36,7 +36,12 @@ examples:
 
 def train(argv: list[str]) -> int:
     """The command ``kenpo train``."""
-    config = read_config(argv)
+    return run_training(argv, prog="kenpo train", description=_TRAIN)
+
+
+def run_training(argv: list[str], *, prog: str, description: str, **defaults: Any) -> int:
+    """One training run from command-line arguments; `defaults` are options that the command starts from."""
+    config = read_config(argv, prog, description, **defaults)
     from kenpo.runs.progress import make_progress
     from kenpo.trainer.loop import train as run
 
@@ -56,7 +61,7 @@ def train(argv: list[str]) -> int:
     return 0
 
 
-def read_config(argv: list[str]) -> Any:
+def read_config(argv: list[str], prog: str = "kenpo train", description: str = _TRAIN, **defaults: Any) -> Any:
     """A TrainConfig from the command line: a recorded one (``--config``, ``--resume``) under the further options."""
     from kenpo.runs.folder import next_in_series
     from kenpo.trainer.config import TrainConfig, load
@@ -64,7 +69,7 @@ def read_config(argv: list[str]) -> Any:
 
     argv, resume = _resume(argv)
     file, argv = take(argv, "--config")
-    base = TrainConfig()
+    base = TrainConfig(**defaults)
     if file:
         base = load(file)
     out, _ = take(argv, "--out")
@@ -76,7 +81,7 @@ def read_config(argv: list[str]) -> Any:
         if unfinished:
             base = recorded_config(path)
     base = base.but(resume=resume)
-    config = parse(TrainConfig, merge_repeats(argv, _LISTS), prog="kenpo train", description=_TRAIN, default=base)
+    config = parse(TrainConfig, merge_repeats(argv, _LISTS), prog=prog, description=description, default=base)
     if base.settings and config.settings is not base.settings:
         config = config.but(settings={**base.settings, **(config.settings or {})})
     return config

@@ -20,6 +20,7 @@ def draw_curve(metrics: Sequence[Mapping[str, Any]], path: Path, title: str = ""
     for name, label, style in (
         ("reward", "reward of the training samples", "-"),
         ("eval/accuracy", "held-out accuracy, greedy", "o-"),
+        ("eval/loss", "held-out loss, nats per token", "o-"),
     ):
         points = [(m["step"], v) for m in metrics if (v := average(m, name)) is not None]
         if points:

@@ -84,6 +84,14 @@ class Lines(Callback):
     def on_step(self, step: int, figures: Mapping[str, Any]) -> None:
         get = lambda name: average(figures, name)  # noqa: E731
         clock, tokens = figures["time"], figures["tokens"]
+        if "reward" not in figures:  # nothing was sampled
+            print(
+                f"step {step}/{self.steps}  loss {number(get('loss'), '.4f')}  length {number(get('length'), '.1f')}  "
+                f"grad {number(get('grad_norm'))}  lr {figures['lr']:.1e}  tokens {tokens['trained']}  "
+                f"{clock['step']:.2f} s",
+                flush=True,
+            )
+            return
         print(
             f"step {step}/{self.steps}  reward {number(get('reward'))}  "
             f"entropy {number(get('entropy') or get('entropy_estimate'))}  "
@@ -94,12 +102,14 @@ class Lines(Callback):
         )
 
     def on_eval(self, step: int, figures: Mapping[str, Any]) -> None:
-        entry = figures["eval/accuracy"]
-        print(
-            f"step {step}  held-out accuracy {number(average(figures, 'eval/accuracy'))} "
-            f"({entry['sum']} of {entry['count']})",
-            flush=True,
-        )
+        if (entry := figures.get("eval/accuracy")) is not None:
+            print(
+                f"step {step}  held-out accuracy {number(average(figures, 'eval/accuracy'))} "
+                f"({entry['sum']} of {entry['count']})",
+                flush=True,
+            )
+        if "eval/loss" in figures:
+            print(f"step {step}  held-out loss {number(average(figures, 'eval/loss'), '.4f')}", flush=True)
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         print(f"step {step}  saved {path}", flush=True)
@@ -112,7 +122,8 @@ class Lines(Callback):
 def closing(summary: Mapping[str, Any]) -> str:
     """The last line of a finished run."""
     before, after = summary["eval"]["before"], summary["eval"]["after"]
-    accuracy = f"held-out accuracy {number(before)} -> {number(after)}, " if after is not None else ""
+    name = str(summary.get("eval_figure", "eval/accuracy")).rpartition("/")[2]
+    accuracy = f"held-out {name} {number(before)} -> {number(after)}, " if after is not None else ""
     return f"done: {accuracy}{summary['steps']} steps in {summary['seconds']:.0f} s"
 
 

@@ -7,16 +7,14 @@ the model and the task are the bundled ones, else from `USUAL`. The resolved con
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from kenpo.errors import InputError, UnknownNameError, unknown_name
 from kenpo.jsonfile import read_json
+from kenpo.kinds import check_kinds
 from kenpo.trainer.specs import Settings, Stages, VerifierSpec
 
 BUNDLED_MODEL, BUNDLED_TASK = "bundled", "addition"
@@ -32,6 +30,13 @@ RECIPE: dict[str, Any] = {
     "eval_every": 4, "checkpoint_every": 4,
 }  # fmt: skip
 RECIPE_SETTINGS: dict[str, Any] = {"regularizers": [], "surrogate.high": 0.28}  # with the recipe's algorithm, grpo
+
+# What is used where the source is demonstrations.
+SUPERVISED: dict[str, Any] = {
+    "steps": 220, "prompts": 64, "group_size": 1, "lr": 1e-3, "warmup": 20, "betas": (0.9, 0.99), "max_tokens": 64,
+    "eval_every": 0, "checkpoint_every": 50,
+}  # fmt: skip
+SOURCE_OF = {"sft": "demonstrations"}  # what a catalogued algorithm learns from, if not from samples of the policy
 
 OPTIMIZERS = ("adamw", "torchao_adamw_8bit", "torchao_adamw_4bit",
               "bnb_adamw_8bit", "bnb_paged_adamw", "bnb_paged_adamw_8bit")  # fmt: skip
@@ -54,11 +59,20 @@ class TrainConfig:
     model: str = BUNDLED_MODEL
     """Model folder or hub name of any causal LM; "bundled" is the small model in the package."""
     task: str = BUNDLED_TASK
-    """"addition", "reasoning_gym:NAME", or a .jsonl, .json or .parquet file."""
+    """"addition", "reasoning_gym:NAME", or a .jsonl, .json or .parquet file: problems, or demonstrations for sft."""
+    source: str | None = None
+    """on_policy (samples of the policy), demonstrations (prompts and responses), or your own as file.py:NAME; default:
+    what the algorithm learns from."""
     prompt_column: str = "prompt"
     """Column of a data file that holds the prompt."""
     answer_column: str = "answer"
     """Column of a data file that holds the answer."""
+    response_column: str = "response"
+    """Column of a file of demonstrations that holds the response."""
+    dropped_carry: float | None = None
+    """Share of the addition demonstrations that ignore every carry (0.6)."""
+    eval_task: str | None = None
+    """With demonstrations: the task whose held-out greedy accuracy is measured (addition for its own data)."""
     eval_file: str | None = None
     """File with the held-out problems; without it they are taken from the task."""
     system: str | None = None
@@ -202,7 +216,7 @@ class TrainConfig:
         for name, value in vars(self).items():
             if isinstance(value, os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
-        check_kinds(self)
+        check_kinds(self, _flag)
         check(self)
 
     def but(self, **changes: Any) -> TrainConfig:
@@ -218,40 +232,6 @@ _AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epoch
              "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0, "log_samples": 0}  # fmt: skip
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """What a field's annotation allows: its members, `Annotated` and `Literal` taken off."""
-    if get_origin(hint) is Annotated:
-        return _kinds(get_args(hint)[0])
-    if get_origin(hint) in (Union, UnionType):
-        return tuple(kind for part in get_args(hint) for kind in _kinds(part))
-    return (str,) if get_origin(hint) is Literal else (hint,)
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_is_a(v, get_args(kind)[0]) for v in value)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, get_origin(kind) or kind)
-
-
-@functools.cache
-def _field_kinds() -> dict[str, tuple[Any, ...]]:
-    return {name: _kinds(hint) for name, hint in get_type_hints(TrainConfig, include_extras=True).items()}
-
-
-def check_kinds(config: TrainConfig) -> None:
-    """InputError for a value of another kind than its field's, as JSON or a Python caller may give it."""
-    for name, kinds in _field_kinds().items():
-        value = getattr(config, name)
-        if not any(_is_a(value, kind) for kind in kinds):
-            wanted = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}
-            listed = wanted.get(kinds[0], "an object" if get_origin(kinds[0]) is dict else "a list")
-            raise InputError(f"{_flag(name)}: {value!r} is not {listed}")
-
-
 def check(config: TrainConfig) -> None:
     """InputError for a number out of range or options that exclude each other."""
     for name, least in _AT_LEAST.items():
@@ -264,6 +244,8 @@ def check(config: TrainConfig) -> None:
         raise InputError(f"--temperature: {config.temperature} is not above 0; greedy decoding is for evaluation only")
     if not 0 < config.top_p <= 1:
         raise InputError(f"--top-p: {config.top_p} is not in (0, 1]")
+    if config.dropped_carry is not None and not 0 <= config.dropped_carry <= 1:
+        raise InputError(f"--dropped-carry: {config.dropped_carry} is not a share between 0 and 1")
     if not config.time_limit > 0:
         raise InputError(f"--time-limit: {config.time_limit} is not above 0")
     if config.betas is not None and not (len(config.betas) == 2 and all(0 <= b < 1 for b in config.betas)):
@@ -294,9 +276,15 @@ def _flag(name: str) -> str:
 
 def resolve(config: TrainConfig) -> TrainConfig:
     """The configuration with every None filled in: from the recipe for the bundled model on its task, else `USUAL`."""
-    recipe = config.model == BUNDLED_MODEL and config.task == BUNDLED_TASK
-    defaults = {**USUAL, **(RECIPE if recipe else {})}
+    source = config.source or SOURCE_OF.get(config.algorithm, "on_policy")
+    supervised = source == "demonstrations"
+    check_source(config, supervised)
+    recipe = config.model == BUNDLED_MODEL and config.task == BUNDLED_TASK and not supervised
+    defaults = {**USUAL, **(RECIPE if recipe else SUPERVISED if supervised else {})}
     filled = {n: v for n, v in defaults.items() if getattr(config, n) is None}
+    filled["source"] = source
+    if supervised and config.task == BUNDLED_TASK and config.eval_task is None:
+        filled["eval_task"] = BUNDLED_TASK
     filled["settings"] = resolve_settings(config.settings, recipe and config.algorithm == "grpo")
     if config.device is None:
         filled["device"] = _best_device()
@@ -316,6 +304,25 @@ def resolve(config: TrainConfig) -> TrainConfig:
             f"--minibatches {resolved.minibatches} exceeds --prompts {resolved.prompts}: a minibatch holds whole groups"
         )
     return resolved
+
+
+def check_source(config: TrainConfig, supervised: bool) -> None:
+    """InputError for an option that would have no effect with this source."""
+    words = "; leave it out"
+    if not supervised:
+        for name in ("dropped_carry", "eval_task"):
+            if getattr(config, name) is not None:
+                raise InputError(f"{_flag(name)} belongs to demonstrations (--algorithm sft){words}")
+        if config.response_column != "response":
+            raise InputError(f"--response-column belongs to demonstrations (--algorithm sft){words}")
+        return
+    if config.group_size not in (None, 1):
+        raise InputError(f"--group-size: demonstrations have one response a prompt{words}")
+    if config.task == BUNDLED_TASK:
+        if (config.prompt_column, config.response_column) != ("prompt", "response") or config.eval_file:
+            raise InputError(f"--prompt-column, --response-column and --eval-file name a file's parts{words}")
+    elif config.dropped_carry is not None:
+        raise InputError(f"--dropped-carry belongs to the addition demonstrations; it has no effect on a file{words}")
 
 
 def resolve_settings(given: Mapping[str, Any] | None, recipe: bool) -> dict[str, Any]:

@@ -22,11 +22,13 @@ from kenpo.runs.callbacks import Callback, make_loggers
 from kenpo.runs.checkpoint import TrainerState, load_state, restore_rng, seed_rng, versions
 from kenpo.runs.figures import average, step_figures
 from kenpo.runs.folder import RunFolder
+from kenpo.runs.identity import Identity, recorded_identity, refuse_changes
 from kenpo.trainer.config import TrainConfig, resolve, to_dict
-from kenpo.trainer.identity import Identity, identity, identity_of_tokenizer, recorded_identity, refuse_changes
+from kenpo.trainer.identity import identity, identity_of_tokenizer
 from kenpo.trainer.plan import report
 from kenpo.trainer.settle import settle
-from kenpo.trainer.setup import Parts, build, open_inputs, settle_torch
+from kenpo.trainer.setup import Parts, build, settle_torch
+from kenpo.trainer.sources import open_inputs
 from kenpo.types import Rollouts
 
 
@@ -51,15 +53,16 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
         show = to_stderr if ranks.first and not config.quiet else None
         with folder, open_inputs(config, show) as inputs:
             settle_torch(config)
-            config = config.but(verifier=config.verifier or inputs.task.verifier)
+            if inputs.task is not None:
+                config = config.but(verifier=config.verifier or inputs.task.verifier)
             checkpoint = folder.last_checkpoint() if resumed else None
             if resumed and folders.finished(folder.path):
                 return already_finished(folder, config)
-            stands_on = identity(config, inputs.task)
+            stands_on = identity(config, inputs)
             if checkpoint:
                 refuse_changes(recorded_identity(checkpoint), stands_on, checkpoint, config.accept_changes)
             parts = build(config, inputs, ranks, checkpoint)
-            stands_on |= identity(config, inputs.task) | identity_of_tokenizer(parts.tokenizer)
+            stands_on |= identity(config, inputs) | identity_of_tokenizer(parts.tokenizer)
             if config.dry_run:
                 held = parts.source.heldout
                 return {"plan": report(config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
@@ -220,6 +223,7 @@ class Run:
         summary = {
             "steps": self.state.step,
             "eval": self.state.evals,
+            "eval_figure": self.parts.source.headline,
             "seconds": self._seconds(),
             "peak_rss_bytes": peak_memory(),
             "tokens": self.state.tokens,

@@ -25,7 +25,7 @@ ONE_PHASE = "every weight can be made inside its own microbatch"
 EXACT_ENTROPY_VOCABULARY = 32768  # up to here the exact entropy is measured in passing; above, only if a stage needs it
 SUPPLIED = frozenset({
     "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref",
-    "policy_version",
+    "policy_version", "baseline", "prefix",
     "truncated", "support_ids", "logp", "entropy", "kl_ref",
 })  # fmt: skip
 
@@ -249,9 +249,7 @@ def report(
         *(f"  {key} = {value}" for key, value in algorithm.settings().items()),
         "",
         "passes of one step",
-        f"  sample           yes  {config.prompts} prompts x {config.group_size} samples, "
-        f"up to {config.max_tokens} tokens each" + (f", {facts.context:,} with the prompt" if facts.context else ""),
-        f"  judge            yes  {verifier_path(config)}",
+        *source_path(config, facts),
         f"  refill           {yes[bool(algorithm.selection)]:<4} "
         + (
             f"up to {config.max_refills} rounds: {', '.join(map(snake, algorithm.selection))}"
@@ -284,6 +282,18 @@ def report(
     lines += [f"  {_bytes(sum(sizes.values())):>10}  together", "", "configuration"]
     lines += [f"  {key} = {value}" for key, value in to_dict(config).items()]
     return "\n".join(lines)
+
+
+def source_path(config: TrainConfig, facts: ModelFacts) -> list[str]:
+    """Where a batch comes from."""
+    if config.source != "on_policy":
+        return [f"  read             yes  {config.prompts} rows a step of {config.task}, as {config.source}"]
+    whole = f", {facts.context:,} with the prompt" if facts.context else ""
+    return [
+        f"  sample           yes  {config.prompts} prompts x {config.group_size} samples, "
+        f"up to {config.max_tokens} tokens each{whole}",
+        f"  judge            yes  {verifier_path(config)}",
+    ]
 
 
 def verifier_path(config: TrainConfig) -> str:

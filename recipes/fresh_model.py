@@ -1,8 +1,13 @@
-"""A fresh, randomly initialised causal LM from a short description of its architecture."""
+"""A fresh, randomly initialised causal LM from a short description of its architecture.
+
+python recipes/fresh_model.py --out runs/fresh
+python recipes/fresh_model.py --out runs/tiny --shape.family llama --shape.hidden 128 --shape.layers 2
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kenpo.errors import InputError, unknown_name
@@ -87,3 +92,29 @@ class Architecture:
             intermediate_size=self.resolved_ffn(), max_position_embeddings=self.context,
             tie_word_embeddings=False, **ids,
         )  # fmt: skip
+
+
+def write(shape: Architecture, out: str, seed: int = 0, tokenizer: str | None = None) -> None:
+    """Write the model folder `out`. ``tokenizer``: a folder; default: one token per character of the addition task."""
+    from transformers import AutoTokenizer
+
+    from kenpo.experience.addition import character_tokenizer
+
+    if Path(out).exists():
+        raise InputError(f"--out: {out} exists; choose another folder")
+    words = character_tokenizer() if tokenizer is None else AutoTokenizer.from_pretrained(tokenizer)
+    shape.build(words, seed).save_pretrained(out)
+    words.save_pretrained(out)
+
+
+def main(
+    out: str, shape: Architecture = Architecture("qwen3", kv_heads=2), seed: int = 0, tokenizer: str | None = None
+):
+    """Write a fresh model."""
+    write(shape, out, seed, tokenizer)
+
+
+if __name__ == "__main__":
+    import tyro
+
+    tyro.cli(main)

@@ -1,0 +1,222 @@
+"""Supervised rollouts: prompts with the responses to learn, from the addition task or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from kenpo.episode import Episode, Segment, given
+from kenpo.errors import InputError
+from kenpo.experience.episode import Row, build_rollouts
+from kenpo.experience.evaluate import Evaluator
+from kenpo.experience.files import HELD_OUT_SHARE, prompt_key
+from kenpo.experience.source import Collected, Priorities, Score, Source, State, Usable
+from kenpo.models.loading import encode_prompt
+from kenpo.types import Rollouts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Text(NamedTuple):
+    """A prompt (plain text or chat messages), the response to learn, and where it was read (for messages)."""
+
+    prompt: str | list[dict[str, Any]]
+    response: str
+    where: str
+
+
+class Texts(Protocol):
+    """An endless, deterministic stream of texts: the `index`-th one depends on the seed and `index` alone."""
+
+    rows: Sequence[Text]
+    """All texts of a finite stream, to be checked beforehand; empty for an endless one."""
+    heldout: Sequence[Text]
+    """Texts that the stream never gives."""
+
+    def text(self, index: int) -> Text:
+        """The `index`-th text from 0."""
+        ...
+
+
+class AdditionTexts:
+    """Demonstrations of the built-in task, a share of which ignores every carry."""
+
+    rows: Sequence[Text] = ()
+    heldout: Sequence[Text] = ()
+
+    def __init__(self, seed: int, dropped: float) -> None:
+        self.seed, self.dropped = seed, dropped
+
+    def text(self, index: int) -> Text:
+        """The `index`-th demonstration of an endless stream."""
+        from kenpo.experience.addition import demonstration
+
+        return Text(*demonstration(self.seed, index, self.dropped), where=f"demonstration {index}")
+
+
+class FileTexts:
+    """Rows of a .jsonl, .json or .parquet file, in a fresh seeded order each time through.
+
+    Without `eval_file` up to `heldout` rows (at most one in five) are held out; the choice depends on the prompts
+    alone. With `eval_file` its first `heldout` rows are. Raises `InputError` naming file, row and column.
+    """
+
+    def __init__(
+        self, path: str, prompt_column: str, response_column: str, seed: int, heldout: int = 0,
+        eval_file: str | None = None,
+    ) -> None:  # fmt: skip
+        rows = read_texts(path, prompt_column, response_column)
+        self.rows: Sequence[Text]
+        self.heldout: Sequence[Text]
+        if eval_file is None:
+            self.rows, self.heldout = split(rows, heldout)
+        else:
+            self.rows, self.heldout = rows, read_texts(eval_file, prompt_column, response_column)[:heldout]
+        self.seed = seed
+        self._epoch, self._order = -1, []  # type: tuple[int, list[int]]
+
+    def text(self, index: int) -> Text:
+        """The `index`-th row of an endless stream."""
+        epoch, place = divmod(index, len(self.rows))
+        if epoch != self._epoch:
+            # seeds of neighbouring epochs and runs must not meet, hence the odd factor
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+            self._epoch, self._order = epoch, torch.randperm(len(self.rows), generator=generator).tolist()
+        return self.rows[self._order[place]]
+
+
+def split(rows: list[Text], heldout: int) -> tuple[list[Text], list[Text]]:
+    """Training and held-out rows; rows with one prompt stay on one side, chosen by the digests of the prompts."""
+    room = min(heldout, len(rows) // HELD_OUT_SHARE)
+    by_prompt: dict[bytes, list[int]] = {}
+    for i, row in enumerate(rows):
+        by_prompt.setdefault(prompt_key(row.prompt), []).append(i)
+    chosen: set[int] = set()
+    for key in sorted(by_prompt):
+        if len(chosen) + len(by_prompt[key]) <= room:
+            chosen.update(by_prompt[key])
+    return [r for i, r in enumerate(rows) if i not in chosen], [r for i, r in enumerate(rows) if i in chosen]
+
+
+def read_texts(path: str, prompt_column: str, response_column: str) -> list[Text]:
+    """All rows of a data file; `InputError` names the file, the row and the column that is wrong."""
+    from kenpo.experience.rows import read_rows
+
+    return [_text(row.values, f"{path}: {row.place}", prompt_column, response_column) for row in read_rows(Path(path))]
+
+
+def _text(row: Mapping[str, Any], where: str, prompt_column: str, response_column: str) -> Text:
+    for column, option in ((prompt_column, "--prompt-column"), (response_column, "--response-column")):
+        if column not in row:
+            listed = ", ".join(row) or "none"
+            raise InputError(f"{where}: no column {column!r}; the columns are {listed}; choose one with {option}")
+    prompt, response = row[prompt_column], row[response_column]
+    messages = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
+    if not prompt or not (isinstance(prompt, str) or messages):
+        raise InputError(
+            f"{where}: column {prompt_column!r} must hold a text or a list of chat messages, and not be empty"
+        )
+    if not isinstance(response, str) or not response:
+        raise InputError(f"{where}: column {response_column!r} must hold a text that is not empty")
+    return Text(prompt, response, where)
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, text: Text, context: int | None = None, system: str | None = None
+) -> Episode:
+    """The ids the policy will see when it is sampled from this prompt, then the response and its end.
+
+    Prompt and response are tokenised apart, because sampling also starts after a finished prompt. Raises `InputError`
+    for a text longer than the context (nothing is cut) and for characters that the tokenizer does not know.
+    """
+    try:
+        prompt = encode_prompt(tokenizer, text.prompt, system)
+        response = tokenizer(text.response, add_special_tokens=False)["input_ids"]
+    except InputError as error:
+        raise InputError(f"{text.where}: {error}") from None
+    except (UnicodeError, TypeError):  # a lone surrogate
+        raise InputError(f"{text.where}: holds no valid Unicode text; mend or remove the row") from None
+    if not prompt:
+        raise InputError(f"{text.where}: the prompt has no tokens; a response needs at least one token before it")
+    unknown = tokenizer.unk_token_id
+    if unknown is not None and unknown != tokenizer.eos_token_id and unknown in prompt + response:
+        raise InputError(f"{text.where}: holds characters that the tokenizer does not know; choose another model")
+    response = [*response, tokenizer.eos_token_id]
+    if context is not None and len(prompt) + len(response) > context:
+        raise InputError(
+            f"{text.where}: {len(prompt) + len(response)} tokens do not fit the model's context of {context}; "
+            "shorten the row"
+        )
+    return Episode((given(prompt), Segment(response, sampled=True)), text=text.response)
+
+
+@dataclass(frozen=True)
+class DemonstrationOptions:
+    """``batch`` texts per step; ``measured`` held-out texts scored at once; ``system`` prompt of a chat template."""
+
+    batch: int = 64
+    measured: int = 256
+    system: str | None = None
+    dtype: torch.dtype = torch.float32
+
+
+class Demonstrations(Source):
+    """Batches of supervised rollouts: prompts masked, responses with their end trained on, reward 0.
+
+    Its state is ``{"cursor": n}``: the index of the next unused text. Held out it measures the loss, in nats per token,
+    and with an `evaluator` the greedy accuracy on a task's problems; `summary.json` holds the accuracy if there is one.
+    Every text of a file is encoded when the source is made, so that a bad row stops a run before its first step.
+    """
+
+    def __init__(
+        self, texts: Texts, tokenizer: PreTrainedTokenizerBase, context: int | None, options: DemonstrationOptions,
+        evaluator: Evaluator | None = None,
+    ) -> None:  # fmt: skip
+        if tokenizer.eos_token_id is None:
+            raise InputError("tokenizer: has no end-of-sequence token, so no response could ever end; add one to it")
+        self.texts, self.tokenizer, self.context, self.options = texts, tokenizer, context, options
+        self.evaluator = evaluator
+        for text in texts.rows or [texts.text(i) for i in range(options.batch)]:
+            self._episode(text)
+        self._held = [self._episode(text) for text in texts.heldout]
+        self.heldout = len(self._held) + (len(evaluator.problems) if evaluator else 0)
+        self.headline = "eval/accuracy" if evaluator else "eval/loss"
+
+    def next(
+        self, step: int, state: State, priorities: Priorities | None = None, usable: Usable | None = None
+    ) -> Collected:
+        """The next ``batch`` texts of the stream. Refuses priorities and selection: there is nothing to choose from."""
+        if priorities is not None or usable is not None:
+            raise InputError("demonstrations are read in order; an algorithm that selects or prioritises needs samples")
+        cursor = int((state or {}).get("cursor", 0))
+        numbers = range(cursor, cursor + self.options.batch)
+        rollouts = self._rollouts([self._episode(self.texts.text(i)) for i in numbers], cursor)
+        tokens = int(rollouts.mask.sum())
+        figures = {"length": {"sum": tokens, "count": len(rollouts)}}
+        return Collected(rollouts, figures=figures, state={"cursor": cursor + self.options.batch})
+
+    def measure(self, score: Score) -> dict[str, Any]:
+        """Held-out loss and, with a task, its accuracy."""
+        figures = self.evaluator.run()[0].metrics() if self.evaluator else {}
+        if not self._held:
+            return figures
+        total, count = 0.0, 0
+        for start in range(0, len(self._held), self.options.measured):
+            rollouts = self._rollouts(self._held[start : start + self.options.measured], start)
+            logp = score(rollouts).logp
+            assert logp is not None
+            total -= float(logp.cpu()[rollouts.mask].double().sum())
+            count += int(rollouts.mask.sum())
+        return {**figures, "eval/loss": {"sum": total, "count": count}}
+
+    def _episode(self, text: Text) -> Episode:
+        return encode(self.tokenizer, text, self.context, self.options.system)
+
+    def _rollouts(self, episodes: Sequence[Episode], first: int) -> Rollouts:
+        rows = [Row(e, group, reward=0.0, prompt_id=first + group) for group, e in enumerate(episodes)]
+        return build_rollouts(rows, without=("logp_sampler", "policy_version"), dtype=self.options.dtype)

@@ -1,0 +1,197 @@
+"""What a run learns from: opened before a model is loaded, and made into its source once the model is there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import kenpo
+from kenpo.engines.base import Engine, SamplingOptions
+from kenpo.errors import InputError, unknown_name
+from kenpo.experience.addition import DROPPED_CARRY
+from kenpo.experience.demonstrations import AdditionTexts, DemonstrationOptions, Demonstrations, FileTexts, Texts
+from kenpo.experience.evaluate import Evaluator
+from kenpo.experience.prompts import Prompts
+from kenpo.experience.source import BatchOptions, OnPolicy, Source
+from kenpo.experience.tasks import Task, load_task
+from kenpo.experience.verdict import Verifier
+from kenpo.experience.verifiers import load_verifier
+from kenpo.loading import load_object, try_out
+from kenpo.models.loading import context_length
+from kenpo.ranks import Ranks
+from kenpo.trainer.config import BUNDLED_TASK, TrainConfig
+from kenpo.trainer.plan import SUPPLIED, check_group_size
+
+
+@dataclass
+class Inputs:
+    """What can be checked without loading a model. ``texts`` are demonstrations; a run on them has a task, and a
+    verifier, only if it measures accuracy on one."""
+
+    algorithm: Any
+    task: Task | None = None
+    verifier: Verifier | None = None
+    texts: Texts | None = None
+
+
+@dataclass
+class Making:
+    """What a source may be made of, on one rank."""
+
+    config: TrainConfig
+    inputs: Inputs
+    model: Any
+    tokenizer: Any
+    engine: Engine
+    ranks: Ranks
+
+
+@contextlib.contextmanager
+def open_inputs(config: TrainConfig, show: Callable[[str], None] | None = None) -> Iterator[Inputs]:
+    """Algorithm, data and verifier, whose processes end on the way out. InputError for what can't be used.
+
+    `show` is handed what the verifier prints.
+    """
+    inputs = Inputs(resolve_algorithm(config))
+    check_group_size(inputs.algorithm, config)
+    if ":" in config.algorithm:
+        try_out(inputs.algorithm, config.algorithm, SUPPLIED)
+    spec: str | None = config.task
+    if config.source == "demonstrations":
+        inputs.texts, spec = open_texts(config), config.eval_task
+    if spec is None or (inputs.texts is not None and not config.eval_problems):
+        yield inputs
+        return
+    inputs.task = open_task(config, spec)
+    with load_verifier(
+        config.verifier or inputs.task.verifier, task=inputs.task, time_limit=config.time_limit,
+        workers=config.verifier_workers, memory=config.verifier_memory, sandbox=config.sandbox, show=show,
+        answer_column=config.answer_column,
+    ) as inputs.verifier:  # fmt: skip
+        yield inputs
+
+
+def open_task(config: TrainConfig, spec: str) -> Task:
+    """The task of an ordinary run, or the one on which a run on demonstrations measures accuracy."""
+    if config.source == "demonstrations":
+        return load_task(spec, seed=config.seed, heldout=config.eval_problems, system=config.system)
+    task = load_task(
+        spec, seed=config.seed, prompt_column=config.prompt_column, answer_column=config.answer_column,
+        heldout=config.eval_problems, eval_file=config.eval_file, system=config.system,
+    )  # fmt: skip
+    task.train(0)
+    return task
+
+
+def open_texts(config: TrainConfig) -> Texts:
+    """The demonstrations of a run."""
+    if config.task == BUNDLED_TASK:
+        return AdditionTexts(config.seed, DROPPED_CARRY if config.dropped_carry is None else config.dropped_carry)
+    return FileTexts(
+        config.task, config.prompt_column, config.response_column, config.seed, config.eval_problems, config.eval_file
+    )
+
+
+def resolve_algorithm(config: TrainConfig) -> Any:
+    """The algorithm of a resolved configuration: by name or file, whole slots emptied, stages added, numbers set.
+
+    An aggregate over a fixed length takes the response limit where its length is open. Raises `InputError`.
+    """
+    algorithm = kenpo.resolve(config.algorithm, config.settings, config.stages)
+    if algorithm.settings().get("aggregate.length", 0) is None:
+        algorithm = algorithm.with_settings({"aggregate.length": config.max_tokens})
+    return algorithm
+
+
+def make_source(making: Making) -> Source:
+    """The source that the configuration names, or the user's own: file.py:NAME, called with `Making`."""
+    name = making.config.source or "on_policy"
+    if ":" in name:
+        own: Callable[[Making], Source] = load_object(name, "source")[0]
+        return own(making)
+    if name not in SOURCES:
+        raise unknown_name("source", name, SOURCES, "(or your own as file.py:NAME)")
+    return SOURCES[name](making)
+
+
+def on_policy(m: Making) -> Source:
+    """Samples of the current policy on a task's problems.
+
+    Prompts of the first batch (of a data file: all that the run can reach) and of the held-out problems are checked.
+    """
+    task, verifier = m.inputs.task, m.inputs.verifier
+    assert task is not None
+    assert verifier is not None
+    prompts = prompts_of(m, task)
+    prompts.check(task.train(i) for i in range(reach(m.config, m.inputs.algorithm, task)))
+    options = batch_options(m.config, m.inputs.algorithm)
+    evaluator = evaluator_of(m)
+    return OnPolicy(task, verifier, m.engine, prompts, m.ranks, options, sampling_options(m.config), evaluator)
+
+
+def demonstrations(m: Making) -> Source:
+    """Prompts with the responses to learn."""
+    if not isinstance(m.config.prompts, int) or m.inputs.texts is None:
+        raise InputError("demonstrations: no texts were opened")
+    options = DemonstrationOptions(m.config.prompts, m.config.eval_batch, m.config.system, dtype_of(m.config))
+    return Demonstrations(m.inputs.texts, m.tokenizer, context_length(m.model), options, evaluator_of(m))
+
+
+SOURCES: dict[str, Callable[[Making], Source]] = {"on_policy": on_policy, "demonstrations": demonstrations}
+
+
+def reach(config: TrainConfig, algorithm: Any, task: Task) -> int:
+    """How many problems are looked at before anything is sampled: a file's rows as far as the run may get, else one
+    batch of an endless task."""
+    assert config.prompts is not None
+    assert config.steps is not None
+    if task.size is None:
+        return config.prompts
+    rounds = 1 + (config.max_refills if algorithm.selection else 0)
+    return max(config.prompts, min(task.size, config.steps * config.prompts * rounds))
+
+
+def evaluator_of(m: Making) -> Evaluator | None:
+    """Greedy accuracy on the task's held-out problems, whose prompts are checked here; None where none is measured."""
+    task, verifier = m.inputs.task, m.inputs.verifier
+    if task is None or verifier is None or not m.config.eval_problems:
+        return None
+    heldout, prompts = task.heldout(m.config.eval_problems), prompts_of(m, task)
+    prompts.check(heldout)
+    return Evaluator(
+        heldout, m.engine, prompts, verifier, m.ranks, sampling_options(m.config),
+        correct_at=m.config.correct_at, batch=m.config.eval_batch,
+    )  # fmt: skip
+
+
+def prompts_of(m: Making, task: Task) -> Prompts:
+    """The task's problems as this model's ids."""
+    assert m.config.max_tokens is not None
+    return Prompts(m.model, m.tokenizer, m.config.system or task.system, m.config.max_tokens)
+
+
+def sampling_options(config: TrainConfig) -> SamplingOptions:
+    """How training samples are drawn."""
+    assert config.max_tokens is not None
+    return SamplingOptions(
+        config.temperature, config.top_p, config.top_k, config.max_tokens, config.stop, config.keep_special_tokens
+    )
+
+
+def batch_options(config: TrainConfig, algorithm: Any) -> BatchOptions:
+    """How a batch is filled."""
+    assert config.prompts is not None
+    assert config.group_size is not None
+    return BatchOptions(
+        prompts=config.prompts, group_size=config.group_size, max_refills=config.max_refills, refill=config.refill,
+        seed=config.seed, correct_at=config.correct_at, baseline="baseline" in algorithm.needs, dtype=dtype_of(config),
+    )  # fmt: skip
+
+
+def dtype_of(config: TrainConfig) -> torch.dtype:
+    """Of what is recorded about samples."""
+    return torch.float64 if config.dtype == "float64" else torch.float32
