@@ -177,11 +177,11 @@ KINDS: dict[str, tuple[Draw, tuple[str, ...], int]] = {
     "number": (number, ("numeric", "gsm8k", "math_verify"), 32),
     "fraction": (fraction, ("numeric", "math_verify"), 20),
     "choice": (choice, ("exact", "math_verify"), 16),
-    "text": (text, ("exact",), 20),
-    "power": (power, ("math_verify",), 3),
-    "root": (root, ("math_verify",), 2),
-    "set": (finite_set, ("math_verify",), 2),
-    "list": (listed, ("math_verify",), 3),
+    "text": (text, ("exact",), 24),
+    "power": (power, ("math_verify",), 2),
+    "root": (root, ("math_verify",), 1),
+    "set": (finite_set, ("math_verify",), 1),
+    "list": (listed, ("math_verify",), 2),
     "interval": (interval, ("math_verify",), 2),
 }
 

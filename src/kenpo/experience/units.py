@@ -12,7 +12,7 @@ _SPELLINGS = {
     "km": "kilometer kilometre", "in": "inch inches", "ft": "foot feet", "yd": "yard", "mi": "mile",
     "mg": "milligram", "g": "gram gramme", "kg": "kilogram kilo", "lb": "pound lbs", "oz": "ounce",
     "ms": "millisecond", "s": "sec second", "min": "minute", "h": "hr hour", "d": "day",
-    "ml": "milliliter millilitre", "l": "liter litre", "mph": "mi/h", "kph": "km/h", "rad": "radian",
+    "ml": "milliliter millilitre", "l": "liter litre", "mi/h": "mph", "km/h": "kph kmh", "rad": "radian",
     "$": "dollar usd", "€": "euro eur", "¢": "cent", "°": "degree deg circ", "%": "percent pct",
 }  # fmt: skip
 _CANONICAL = {word: unit for unit, words in _SPELLINGS.items() for word in words.split()}
