@@ -261,7 +261,8 @@ def stated_formula(text: str) -> str | None:
         return next(group for group in formulas[-1].groups() if group is not None).strip()
     whole = short_line(text)
     # "600 seconds" is a number with its unit; one word may be the answer ("even")
-    if whole and (not is_prose(whole) or parse_number(whole) is not None or whole.isalpha() or choice(whole)):
+    formula = whole and not is_prose(whole) and not re.search(r"[;#]", whole)
+    if whole and (formula or parse_number(whole) is not None or whole.isalpha() or choice(whole)):
         return whole
     return found[0].content if found else None
 
