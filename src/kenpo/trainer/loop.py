@@ -67,7 +67,8 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 held = parts.source.heldout
                 return {"plan": report(config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
             everyone = [*callbacks, *make_loggers(config.loggers)] if ranks.first else []
-            return Run(parts, folder, everyone, checkpoint, resumed, stands_on).go()
+            with parts.engine:
+                return Run(parts, folder, everyone, checkpoint, resumed, stands_on).go()
     finally:
         ranks.close()
 
