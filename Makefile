@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-dev train test check format format-check lint types layering slow integration hosts mutants docs clean
+.PHONY: help setup setup-dev train test check format format-check lint types layering slow integration hosts mutants hostile docs clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -53,6 +53,9 @@ integration: setup-dev  ## tests with a real model from the package registry
 
 hosts:  ## Kenpo inside TRL and verl, each in an environment of its own under .peers/ (minutes)
 	@scripts/hosts.sh $(ARGS)
+
+hostile: setup-dev  ## the breaker's cases: bad input, signals, locks, disks, verifiers
+	@$(PY) -m pytest -m hostile --timeout 600 $(ARGS)
 
 mutants: setup-dev  ## plant each fault of tests/mutants/mutants.toml and see a test fail
 	@$(PY) tests/mutants/run.py $(ARGS)

@@ -34,14 +34,18 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status (0 done, 1 the run could not go on, 2 bad input)."""
     from kenpo.errors import KenpoError
+    from kenpo.terminal import one_line
 
     args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # what the terminal's encoding lacks is written as an escape
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = _run(args)
         sys.stdout.flush()
         return status
     except KenpoError as error:
-        print(f"kenpo {args[0]}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"kenpo {one_line(args[0])}: {one_line(str(error))}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:  # the reader of a pipe went away; nothing was lost
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end

@@ -157,8 +157,6 @@ COMMANDS = {
     "eval": ["eval", "FOLDER", "--task", "TASK"],
     "sample": ["sample", "FOLDER"],
     "sft": ["sft", "--model", "FOLDER", "--data", "PAIRS", "--steps", "1", "--batch", "1", "--out", "RUN"],
-    "sft --tokenizer": ["sft", "--fresh", "llama", "--tokenizer", "FOLDER", "--data", "PAIRS", "--steps", "1",
-                        "--batch", "1", "--out", "RUN"],
 }  # fmt: skip
 
 
@@ -196,6 +194,4 @@ def test_a_command_with_a_pipe_that_says_yes(plain, tmp_path, marker):
 @pytest.mark.parametrize("kind", ["config", "model", "tokenizer", "template", "adapter"])
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_command_with_a_pipe_that_says_yes(command, kind, plain, tmp_path, marker):
-    if command == "sft --tokenizer" and kind not in ("tokenizer", "template"):
-        pytest.skip("only the tokenizer is read from that folder")
     check_command(command, kind, plain, tmp_path, marker)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
-from kenpo.errors import InputError
+from kenpo.errors import InputError, unknown_name
 
 T = TypeVar("T")
 
@@ -64,7 +65,29 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str, def
     except SystemExit as leaving:
         if not leaving.code:
             raise
-        raise InputError(f"{_first_section(errors.getvalue())} (see {prog} --help)") from None
+        complaint = _first_section(errors.getvalue())
+        if complaint.startswith("Unrecognized options"):
+            _refuse_unknown(cls, argv)
+        complaint = complaint.removeprefix(f"Error parsing {cls.__name__}: ")
+        raise InputError(f"{complaint} (see {prog} --help)") from None
+
+
+def option_names(cls: Any) -> list[str]:
+    """The options of a dataclass as they are typed."""
+    hints, names = get_type_hints(cls, include_extras=True), []
+    for field in dataclasses.fields(cls):
+        given = [getattr(m, "name", None) for m in getattr(hints[field.name], "__metadata__", ())]
+        names.append("--" + (next(filter(None, given), None) or field.name).replace("_", "-"))
+    return names
+
+
+def _refuse_unknown(cls: Any, argv: Sequence[str]) -> None:
+    """UnknownNameError for the first option that there is not, with its near misses."""
+    known = option_names(cls)
+    for arg in argv:
+        name = arg.partition("=")[0].replace("_", "-")
+        if name.startswith("--") and name not in known and name.replace("--no-", "--", 1) not in known:
+            raise unknown_name("option", name, known) from None
 
 
 def _first_section(box: str) -> str:

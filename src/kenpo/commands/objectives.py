@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from kenpo.commands.arguments import parse
-from kenpo.errors import RunError
+from kenpo.errors import InputError, RunError
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ def loss(argv: list[str]) -> int:
     options = parse(LossOptions, argv, prog="kenpo loss", description=LossOptions.__doc__ or "")
     from kenpo.casefile import run_file
 
+    if options.out is not None and Path(options.out).exists() and Path(options.out).samefile(options.case):
+        raise InputError(f"--out {options.out}: that is the file of cases itself; choose another name")
     text = json.dumps(run_file(options.case))
     if options.out is None:
         print(text)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from kenpo.commands.arguments import merge_repeats, parse, take
 from kenpo.errors import InputError, KenpoError
+from kenpo.terminal import plain
 from kenpo.trainer.specs import VerifierSpec
 
 _LISTS = ("--set", "--with", "--stop", "--loggers", "--k", "--lora-targets", "--verifier")
@@ -246,9 +247,9 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
 
 def _positional(argv: list[str], prog: str, description: str, cls: type) -> tuple[str, list[str]]:
     """The model's name in front of the options."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if argv and argv[0] in ("-h", "--help"):
         parse(cls, ["--help"], prog=prog, description=description)
-    if argv[0].startswith("-"):
+    if not argv or argv[0].startswith("-"):
         raise InputError(f"name the model first: {prog} [OPTIONS]")
     return argv[0], argv[1:]
 
@@ -297,16 +298,20 @@ def sample(argv: list[str]) -> int:
         raise InputError("--samples is at least 1")
     from kenpo.engines.base import Request, SamplingOptions, check_prompt_fits
     from kenpo.engines.hf import HFEngine
-    from kenpo.models.loading import check_system, context_length, encode_prompt, load_model
+    from kenpo.models.loading import check_ends, check_system, context_length, encode_prompt, load_model
     from kenpo.seeds import stable_seed
 
     o = options
     sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop, o.keep_special_tokens)
     model, tokenizer = load_model(name, dtype=o.dtype, device=o.device, trainable=False)
     check_system(tokenizer, o.system)
+    check_ends(model, tokenizer, o.stop)
     engine = HFEngine(model, tokenizer)
     for number, text in enumerate(_prompts(o.prompt)):
-        ids = encode_prompt(tokenizer, text, o.system)
+        try:
+            ids = encode_prompt(tokenizer, text, o.system)
+        except InputError as error:
+            raise InputError(f"prompt {number + 1}: {error}") from None
         check_prompt_fits(ids, context_length(model), o.max_tokens, f"prompt {number + 1}")
         asked = [Request(tuple(ids), stable_seed(o.seed, number, j), sampling, o.greedy) for j in range(o.samples)]
         for c in engine.sample(asked):
@@ -320,7 +325,7 @@ def sample(argv: list[str]) -> int:
                 }
                 print(json.dumps(entry, ensure_ascii=False), flush=True)
             else:
-                print(c.text, flush=True)
+                print(plain(c.text), flush=True)
     return 0
 
 
@@ -330,7 +335,9 @@ def _prompts(given: str | None) -> Any:
         yield given
         return
     if not sys.stdin.isatty():
-        yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are no text are refused by prompt, by name
+        yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
         return
     while True:
         try:

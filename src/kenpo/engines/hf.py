@@ -156,7 +156,7 @@ def _refuse(bad: Tensor, chunk: Sequence[int], live: Tensor, t: int) -> None:
     if bool(bad.any()):
         raise NonFiniteError(
             f"request {chunk[int(live[bad.nonzero()[0, 0]])]}, response position {t}: the model's logits are NaN; its "
-            "weights are damaged or the learning rate was too high (go back to an earlier checkpoint)"
+            "weights are damaged, or training has diverged (lower --lr)"
         )
 
 

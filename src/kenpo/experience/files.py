@@ -158,6 +158,7 @@ def _problem(path: Path, row: Row, layout: _Layout, number: int) -> Problem:
     _check_prompt(prompt, where, layout.prompt)
     if is_missing(answer):
         state = "no" if answer is None and layout.answer not in row.values else "an empty"
+        state = "NaN as" if isinstance(answer, float) else state
         raise InputError(f"{where}: {state} answer (column {layout.answer!r}); give it one or remove the row")
     extra = {name: value for name, value in row.values.items() if name not in (layout.prompt, layout.answer)}
     return Problem(id=number, prompt=prompt, answer=answer, extra=extra, place=where)

@@ -8,7 +8,7 @@ from typing import Any
 from kenpo.engines.base import check_prompt_fits
 from kenpo.errors import InputError
 from kenpo.experience.problem import Problem
-from kenpo.models.loading import context_length, encode_prompt
+from kenpo.models.loading import context_length, encode_prompt, vocabulary_size
 
 
 class Prompts:
@@ -16,7 +16,7 @@ class Prompts:
 
     def __init__(self, model: Any, tokenizer: Any, system: str | None, max_tokens: int) -> None:
         self.tokenizer, self.system, self.max_tokens = tokenizer, system, max_tokens
-        self.context = context_length(model)
+        self.context, self.vocabulary = context_length(model), vocabulary_size(model)
 
     def encode(self, problem: Problem) -> list[int]:
         """The problem's prompt ids. InputError, naming the problem, if they are none or exceed the model's context."""
@@ -25,6 +25,11 @@ class Prompts:
             ids = encode_prompt(self.tokenizer, problem.prompt, self.system)
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
+        if max(ids) >= self.vocabulary:
+            raise InputError(
+                f"{name}: id {max(ids)} is outside the model's vocabulary of {self.vocabulary}; the tokenizer has more "
+                "ids than the model's embedding has rows"
+            )
         check_prompt_fits(ids, self.context, self.max_tokens, name)
         return ids
 

@@ -30,6 +30,8 @@ def read_rows(path: Path) -> list[Row]:
         raise InputError(f"{path}: is a folder; name one .jsonl, .json or .parquet file{listed}")
     if not path.exists():
         raise InputError(f"{path}: no such file")
+    if not path.is_file():
+        raise InputError(f"{path}: no ordinary file (a pipe or a device?), which could be waited for without end")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InputError(f"{path}: the name must end in .jsonl, .json or .parquet so that the format is known")

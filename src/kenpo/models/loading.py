@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
+    if "weights_only" in str(error):  # torch's own advice is to run what the file holds
+        return "the file holds Python objects beside tensors, which may be code; save the model as safetensors"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]
 
@@ -246,6 +248,8 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict], system: str | None =
     contents of messages are joined by blank lines; ``system`` is then not used. An end-of-sequence id that a tokenizer
     appends by itself is taken off. Raises `InputError` if the template refuses the messages or nothing is encoded.
     """
+    for text in [prompt] if isinstance(prompt, str) else [str(m.get("content", "")) for m in prompt]:
+        check_characters(text)
     if getattr(tokenizer, "chat_template", None):
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
         if system and not (messages and messages[0].get("role") == "system"):
@@ -264,6 +268,26 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict], system: str | None =
     if not ids:
         raise InputError("the prompt is empty: it has no tokens")
     return ids
+
+
+def check_characters(text: str) -> None:
+    """InputError for text that holds half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text holds {ascii(text[error.start])[1:-1]} at character {error.start + 1}, half of a surrogate pair "
+            "or a byte that is not UTF-8; mend the text"
+        ) from None
+
+
+def check_ends(model: Any, tokenizer: Any, stop: Sequence[str]) -> None:
+    """InputError if nothing can end a response: no end-of-sequence id and no stop string."""
+    if not stop and not stop_ids(model, tokenizer):
+        raise InputError(
+            "neither the model nor its tokenizer names an end-of-sequence id, so every response would be cut off; set "
+            "eos_token_id in the folder's generation_config.json, or give --stop TEXT"
+        )
 
 
 def check_system(tokenizer: Any, system: str | None) -> None:

@@ -81,7 +81,10 @@ def open_adapter(model: Any, folder: Path, trainable: bool) -> None:
         with _quiet(), nobody_asked():
             wrapped = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=trainable)
     except Exception as error:
-        raise InputError(f"{folder}: the adapter can't be opened ({str(error).splitlines()[0][:200]})") from None
+        reason = " ".join(str(error).split())[:200]
+        if "weights_only" in str(error):  # torch's own advice is to run what the file holds
+            reason = "the file holds Python objects beside tensors, which may be code; save it as safetensors"
+        raise InputError(f"{folder}: the adapter can't be opened ({reason})") from None
     _settle(model, wrapped, str(folder))
 
 

@@ -7,12 +7,14 @@ lie in ``trainer/state.safetensors``. No pickle anywhere.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -187,15 +189,51 @@ def sweep(checkpoints: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
+def hint(checkpoint: Path) -> str:
+    """What to do about a checkpoint that can't be used: there may be an older one."""
+    whole = found(checkpoint.parent)
+    older = whole[: whole.index(checkpoint)] if checkpoint in whole else []
+    return f"; remove that folder and resume, which goes on from {older[-1].name}" if older else ""
+
+
+@contextlib.contextmanager
+def usable(checkpoint: Path) -> Iterator[None]:
+    """An error about the checkpoint's model also says what to do about the checkpoint."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error}{hint(checkpoint)}") from None
+
+
+def check_kinds(record: dict[str, Any], rng: Any) -> None:
+    """TypeError for a value of another kind than a trainer writes."""
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "step": int, "seconds": (int, float), "ranks": int, "threads": int, "tokens": dict, "evals": dict,
+        "files": dict, "versions": dict, "stands_on": dict,
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        value = record.get(name)
+        if name in record and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise TypeError(f"{name} is {value!r}")
+    for name in ("tokens", "files"):
+        for key, value in record.get(name, {}).items():
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name}.{key} is {value!r}")
+    if record.get("step", 0) < 0:
+        raise TypeError(f"step is {record['step']}")
+    try:
+        kind, keys, gauss = rng["python"]
+        random.Random().setstate((kind, tuple(keys), gauss))
+    except (TypeError, ValueError, OverflowError, KeyError) as error:
+        raise TypeError(f"rng can't be restored: {error}") from None
+
+
 def load_state(checkpoint: Path) -> tuple[TrainerState, dict[str, Tensor], dict[str, Any]]:
     """A checkpoint's (state, tensors, RNG states for `restore_rng`). InputError if it was not written by a trainer."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    whole = found(checkpoint.parent)
-    older = whole[: whole.index(checkpoint)] if checkpoint in whole else []
-    hint = f"; remove that folder and resume, which goes on from {older[-1].name}" if older else ""
-    unusable = f"{checkpoint}: not a checkpoint that training can go on from{hint}"
+    unusable = f"{checkpoint}: not a checkpoint that training can go on from{hint(checkpoint)}"
     try:
         record = json.loads((checkpoint / "trainer" / "state.json").read_text())
         tensors = load_file(str(checkpoint / "trainer" / "optimizer.safetensors"))
@@ -213,6 +251,7 @@ def load_state(checkpoint: Path) -> tuple[TrainerState, dict[str, Tensor], dict[
     try:
         rng = record.pop("rng")
         record |= {name: join(record[name], parts) for name in ("source", "algorithm")}
+        check_kinds(record, rng)
         return TrainerState(**record), {"rng.torch": tensors.pop("rng.torch"), **tensors}, rng
     except (KeyError, TypeError) as error:
         raise InputError(f"{unusable} (what it holds is incomplete or foreign: {error})") from None

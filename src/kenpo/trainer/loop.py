@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import kenpo
-from kenpo.errors import InputError, KenpoError, RefillExhaustedError, RunError
+from kenpo.errors import InputError, KenpoError, NonFiniteError, RefillExhaustedError, RunError
 from kenpo.experience.source import Priorities, Usable
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
@@ -23,6 +23,7 @@ from kenpo.runs.checkpoint import TrainerState, load_state, restore_rng, seed_rn
 from kenpo.runs.figures import average, step_figures
 from kenpo.runs.folder import RunFolder
 from kenpo.runs.identity import Identity, recorded_identity, refuse_changes
+from kenpo.terminal import plain
 from kenpo.trainer.config import TrainConfig, resolve, to_dict
 from kenpo.trainer.identity import identity, identity_of_tokenizer
 from kenpo.trainer.plan import report
@@ -75,7 +76,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
 
 def to_stderr(line: str) -> None:
     """Show what a verifier prints."""
-    print(line, file=sys.stderr, flush=True)
+    print(plain(line), file=sys.stderr, flush=True)
 
 
 def already_finished(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
@@ -154,6 +155,8 @@ class Run:
         except KenpoError as error:
             if error.exit_status == 2 and self.state.step == 0 and not self.resumed and self.ranks.first:
                 shutil.rmtree(self.folder.path, ignore_errors=True)
+            if isinstance(error, NonFiniteError) and self.state.step:  # its own doing, not bad input
+                raise RunError(f"step {self.state.step + 1}: {error}") from error
             raise
         finally:
             self._tell("on_end", summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from kenpo.experience.source import Source
 from kenpo.learner.learner import Learner, LearnerOptions
 from kenpo.learner.optimizer import OptimizerOptions
 from kenpo.loading import load_object
-from kenpo.models.loading import check_system, load_model
+from kenpo.models.loading import check_ends, check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
 from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
+from kenpo.runs.checkpoint import usable
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.plan import ModelFacts, Passes, plan_passes
 from kenpo.trainer.sources import Inputs, Making, make_source
@@ -66,6 +68,7 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     assert config.max_tokens is not None
     assert config.prompts is not None
     check_system(tokenizer, config.system)
+    check_ends(model, tokenizer, config.stop)
     factory = load_object(config.engine, "engine")[0] if ":" in config.engine else config.engine
     engine = open_engine(factory, model, tokenizer)
     source = make_source(Making(config, inputs, model, tokenizer, engine, ranks))
@@ -85,7 +88,8 @@ def open_model(config: TrainConfig, device: str, checkpoint: Path | None) -> tup
     if config.lora_rank and is_adapter(config.model):
         raise InputError(f"--lora-rank: {config.model} is an adapter already and goes on being trained; leave it out")
     source = config.model if started else str(checkpoint or config.model)
-    model, tokenizer = load_model(source, **how_loaded(config, device))
+    with usable(checkpoint) if checkpoint and not started else contextlib.nullcontext():
+        model, tokenizer = load_model(source, **how_loaded(config, device))
     if config.lora_rank:
         assert config.lora_alpha is not None
         add_adapter(model, config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets, seed=config.seed)

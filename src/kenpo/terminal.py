@@ -1,0 +1,36 @@
+"""Text of models, data and verifiers on its way to a terminal: what could steer the terminal is written out."""
+
+from __future__ import annotations
+
+import unicodedata
+
+#: Cc: controls such as ESC. Cf: marks that turn the direction of text or hide it. Cs: half a surrogate pair.
+#: Zl, Zp: line breaks that are no "\n".
+_STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_JOINERS = "\u200c\u200d"  # part of ordinary writing in many scripts, and of emoji
+
+
+def plain(text: str, keep: str = "\n\t") -> str:
+    r"""`text` with every control character written as its escape, but for those in `keep`.
+
+    >>> print(plain("\x1b[31mred\x07"))
+    \x1b[31mred\x07
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        c if c in keep or c in _JOINERS or unicodedata.category(c) not in _STEERING else _escape(c) for c in text
+    )
+
+
+def one_line(text: str) -> str:
+    r"""`plain` on one line: blanks and line breaks of any kind become one space.
+
+    >>> one_line("a\n  b\x1b[2J")
+    'a b\\x1b[2J'
+    """
+    return plain(" ".join(text.split()), keep="")
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
