@@ -391,3 +391,11 @@ def test_a_weights_update_is_stamped_on_every_segment(tokenizer):
         engine.update(lambda: iter(()), 7)
         assert engine.sample([Request((5,), 0, FULL)])[0].version == 7
     assert engine.sample([]) == []
+
+
+def test_special_tokens_of_a_response_are_kept_when_asked_for(tokenizer):
+    script = [1, *tokenizer("42")["input_ids"], 2]
+    engine = HFEngine(scripted(script, 2), tokenizer)
+    for keep, text in ((False, "42"), (True, "<s>42")):
+        options = SamplingOptions(max_tokens=9, keep_special=keep)
+        assert engine.generate([[5, 6]], [[0]], options)[0][0].text == text
