@@ -53,6 +53,7 @@ NUMERIC = [
     ("42", r"\boxed{42 \text{ where } x = 7}", 1), ("42", "The answer is 42 = 6 * 7.", 1),
     ("2", r"\boxed{x + 2}", 0), ("3", r"\boxed{n - 3}", 0), ("42", "Answer: 42 and 43", 0), ("6", "Answer: 6:30", 0),
     ("40", "Answer: between 40 and 42", 0), ("3", "Answer: 3 to 5", 0), ("3", r"Answer: 3 \pm 1", 0),
+    ("42", "The answer is 42 and x = 7.", 1), ("7", "The answer is 42, x = 7.", 0), ("42", r"\boxed{\Large 42}", 1),
     # units, percent, currency
     ("5 m", "Answer: 5 metres", 1), ("5 m", "Answer: 5 m/s", 0), ("5 m^2", "Answer: 5 square meters", 1),
     ("5 m", "Answer: 5 square meters", 0), ("60 mph", "Answer: 60 miles per hour", 1),
@@ -77,6 +78,7 @@ def test_numbers(gold, completion, reward):
 
 
 EXACT = [
+    ("B", r"\boxed{\textbf{(B)}\ 12}", 1), ("12", r"\boxed{\textbf{(B)}\ 12}", 1), ("C", r"\boxed{\textbf{(B)}\ 12}", 0),
     ("B", "[B]", 1), ("B", "Option B", 1), ("B", "**(B)**", 1), ("B", "B: Paris", 1), ("B", r"\boxed{\textbf{(B)}}", 1),
     ("(B)", "B", 1), ("B) Paris", "B", 1), ("B) Paris", "Paris", 1), ("B) Paris", "Lima", 0),
     ("B) Paris", "B) Lima", 0), ("B", "(C)", 0),

@@ -116,6 +116,10 @@ MORE_EQUAL = [  # lists, roots, times, percent, several answers, explanations, c
     ('1 + 2i', '1+2i'), ('100\\,000', '100000'), ('42', 'about 42'), ('\\frac{1}{2}', '0.5'),
     ('no solution', '\\boxed{\\text{no solution}}'), ('\\text{no solution}', 'No solution.'),
 ]  # fmt: skip
+MORE_STATED = [  # answers beside another equation, labels of choices, sizes
+    ("42", "The answer is 42 and x = 7."), ("42", "The answer is 42, x = 7."), ("B", r"\boxed{\textbf{(B)}\ 12}"),
+    ("42", r"\boxed{\Large 42}"), (r"\sqrt[3]{\frac{1}{2}}", r"\boxed{\sqrt[3]\frac{1}{2}}"),
+]  # fmt: skip
 MORE_DIFFERENT = [  # tiny numbers, times, lists, alternatives, units
     ('1.0\\times10^{-8}', '\\boxed{0.0}'), ('3.2\\times10^{-5}', '\\boxed{3.25\\times10^{-5}}'),
     ('0.0000005', '\\boxed{-0.0000002}'), ('\\frac{1}{50!}', '\\boxed{\\frac{1}{49!}}'),
@@ -157,7 +161,8 @@ def test_different_pairs(verifier):
 
 
 def test_neighbours_of_equal_pairs(verifier):
-    wrong = [(p, v) for p, v in zip(MORE_EQUAL, score(verifier, MORE_EQUAL), strict=True) if v.reward != 1.0]
+    pairs = MORE_EQUAL + MORE_STATED
+    wrong = [(p, v) for p, v in zip(pairs, score(verifier, pairs), strict=True) if v.reward != 1.0]
     assert wrong == []
 
 

@@ -122,6 +122,7 @@ _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)\s{1,4})?(?:[(\[]([A-Za-z])[)\]][.:]?|([A-Za-z])[.:)\]])(?:\s{1,8}(\S.*))?",
     re.IGNORECASE,
 )
+_LABEL = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{\s?([(\[]?[A-Za-z][)\].:]?)\s?\}")
 _NO_TEXT = re.compile(r"(?:or|and|&|/|,)|[(\[]?[A-Za-z][)\].:]?(?:\s|$)", re.IGNORECASE)
 
 
@@ -131,7 +132,7 @@ def choice(text: str) -> Choice | None:
     >>> choice("(B)"), choice("B) Paris"), choice("(A) or (B)")
     (Choice(letter='B', text=''), Choice(letter='B', text='Paris'), None)
     """
-    text = text.strip() if len(text) <= LONGEST else ""
+    text = _LABEL.sub(r"\1", text.strip()).replace("\\ ", " ") if len(text) <= LONGEST else ""
     bare = unwrap(re.sub(r"(?i)^(?:option|choice)\s{1,4}", "", text))
     if len(bare) == 1 and bare.isascii() and bare.isalpha():
         return Choice(bare, "")

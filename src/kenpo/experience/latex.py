@@ -52,6 +52,7 @@ _PLAIN = (
     (re.compile(r"\\root\s*(\w{1,4})\s*\\of\s*(\{|\w)"), r"\\sqrt[\1]\2"),
     (re.compile(r"\\sqrt\s*\[\s*([^\[\]]{1,20})\s*\]\s*"), r"\\sqrt[\1]"),
     (re.compile(r"\\sqrt\[([^\[\]]{1,20})\]([0-9A-Za-z]|\\pi(?![a-z]))"), r"\\sqrt[\1]{\2}"),
+    (re.compile(r"\\sqrt(\[[^\[\]]{1,20}\])(\\frac\{[^{}]{1,60}\}\{[^{}]{1,60}\})"), r"\\sqrt\1{\2}"),
     (re.compile(r"\s*(?:percent|per\s?cent|pct)(?![A-Za-z])", re.IGNORECASE), r"\\%"),
     (re.compile(r"(?<!\\)%"), r"\\%"),
 )

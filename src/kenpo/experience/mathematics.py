@@ -29,7 +29,14 @@ from typing import Any
 
 from kenpo.experience.answers import choice
 from kenpo.experience.latex import Side, formula, same_unit_letter, word
-from kenpo.experience.numerals import close, padded_digits, read_number, same_number, stated_number
+from kenpo.experience.numerals import (
+    close,
+    number_beside_equation,
+    padded_digits,
+    read_number,
+    same_number,
+    stated_number,
+)
 from kenpo.experience.remarks import without_explanation
 from kenpo.experience.units import same_unit
 from kenpo.experience.wrappers import unwrap
@@ -79,7 +86,8 @@ def _compare(gold: str, answer: str | None) -> dict[str, Any]:
         return {**_ok(False), "detail": "no answer found"}
     answer = _explained(answer)
     if number is not None:
-        found = stated_number(answer, whole=True) or (stated_number(answer) if formula(answer) is None else None)
+        found = stated_number(answer, whole=True) or number_beside_equation(answer)
+        found = found or (stated_number(answer) if formula(answer) is None else None)
         if found is not None:
             return _ok(same_number(number, found))
     given = formula(answer)

@@ -49,6 +49,7 @@ _ALTERNATIVE = re.compile(r"[^\d.;,]{0,40}?,?\s?(?:\b(?:or|and|to)\b|&)\s{0,3}[^
 _PERCENT = re.compile(r"\s*(?:\\?%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
 _CURRENCY = re.compile(r"([$€£¢])\s?[-+]?\s?$")
 _NAME_AND_SIGN = re.compile(r"(?<![A-Za-z])[A-Za-z]\s?[+-]\s?$")
+_ANOTHER_NAME = re.compile(r"(.{0,80}?\d[^=]{0,80}?)\s*(?:[,;:]|\band\b|\bat\b)\s*\\?[A-Za-z]\w{0,20}\s*")
 _PADDED = re.compile(r"[+-]?0\d+")
 
 
@@ -97,11 +98,20 @@ def stated_number(content: str, *, whole: bool = False) -> Found | None:
         return None  # an equation, not the value of one variable
     if any(re.search(r",\s?[A-Za-z\\]|;|\band\b|\bor\b", side) for side in sides[1:-1]):
         return None
+    if len(sides) > 1 and (first := number_beside_equation(text)) is not None:
+        return first
     for side in reversed(sides):
         found = _number_in(unwrap(side), whole=whole)
         if found is not None:
             return found
     return None
+
+
+def number_beside_equation(text: str) -> Found | None:
+    """The number of `42 and x = 7` or `42, x = 7`: one that stands before an equation for a name; None elsewhere."""
+    left, sign, _ = text.partition("=")
+    head = _ANOTHER_NAME.fullmatch(left) if sign else None
+    return stated_number(head[1], whole=True) if head else None
 
 
 def _number_in(text: str, *, whole: bool) -> Found | None:

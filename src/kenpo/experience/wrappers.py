@@ -19,7 +19,7 @@ TEXT_COMMANDS = (
 _COMMAND = re.compile(r"\\(?:" + "|".join(TEXT_COMMANDS) + r")\*?\s*\{")
 _COLOR = re.compile(r"\\(?:text)?color\s*\{[a-zA-Z!0-9]{1,20}\}\s*")
 _LEADING = re.compile(
-    r"(?:\\(?:displaystyle|textstyle|scriptstyle|bf|rm|it|bfseries|quad|qquad|approx|simeq|sim|cong|thinspace)(?![A-Za-z])"
+    r"(?:\\(?:displaystyle|textstyle|scriptstyle|bf|rm|it|bfseries|small|large|Large|LARGE|huge|Huge|quad|qquad|approx|simeq|sim|cong|thinspace)(?![A-Za-z])"
     r"|\\[,;:! ]|[~≈≃=]|</?(?:b|i|strong|em|p|br|span|u|code)\s*/?>|\s)+",
     re.IGNORECASE,
 )
