@@ -78,7 +78,8 @@ def test_numbers(gold, completion, reward):
 
 
 EXACT = [
-    ("B", r"\boxed{\textbf{(B)}\ 12}", 1), ("12", r"\boxed{\textbf{(B)}\ 12}", 1), ("C", r"\boxed{\textbf{(B)}\ 12}", 0),
+    ("B", r"\boxed{\textbf{(B)}\ 12}", 1), ("12", r"\boxed{\textbf{(B)}\ 12}", 1),
+    ("C", r"\boxed{\textbf{(B)}\ 12}", 0),
     ("B", "[B]", 1), ("B", "Option B", 1), ("B", "**(B)**", 1), ("B", "B: Paris", 1), ("B", r"\boxed{\textbf{(B)}}", 1),
     ("(B)", "B", 1), ("B) Paris", "B", 1), ("B) Paris", "Paris", 1), ("B) Paris", "Lima", 0),
     ("B) Paris", "B) Lima", 0), ("B", "(C)", 0),
