@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "experience": FOUNDATION | {"batches", "ranks", "models", "engines"},
     "runs": FOUNDATION | {"batches", "models"},
     "learner": OBJECTIVE | {"models", "ranks"},
-    "trainer": OBJECTIVE | MACHINERY,
+    "trainer": OBJECTIVE | MACHINERY | {"conditions"},
     "lab": OBJECTIVE | CATALOGUE | MACHINERY | {"trainer"},
     "integrations": OBJECTIVE | CATALOGUE | {"batches", "preference", "hosts"},
     "commands": EVERYTHING,

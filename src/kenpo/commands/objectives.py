@@ -66,6 +66,23 @@ class ListOptions:
     """Machine-readable output."""
 
 
+def when_all_act(a: Any) -> str:
+    """Under which conditions every part of the algorithm can act."""
+    import kenpo
+
+    several = 4 if a.updates is None else a.updates
+    conditions: dict[str, dict[str, Any]] = {
+        "always": {},
+        "with several updates": {"updates": several},
+        "with stale or foreign samples": {"stale": True, "foreign": True},
+        "with several updates and stale or foreign samples": {"updates": several, "stale": True, "foreign": True},
+    }
+    for words, how in conditions.items():
+        if all(p.acts for p in kenpo.acts(a, **how)):
+            return words
+    return "never in full"
+
+
 def entry(a: Any) -> dict[str, Any]:
     """One algorithm as a row of the catalogue."""
     return {
@@ -78,6 +95,9 @@ def entry(a: Any) -> dict[str, Any]:
         "scope": a.scope.name.lower(),
         "updates": a.updates,
         "not_supplied": not_supplied(a),
+        "trains": not not_supplied(a),
+        "lacks": not_supplied(a),
+        "acts": when_all_act(a),
     }
 
 
@@ -213,6 +233,11 @@ def show(argv: list[str]) -> int:
         )
     if a.updates is not None:
         print(f"updates: at most {a.updates} optimizer step on a rollout batch; a trainer refuses more")
+    import kenpo
+
+    for part in kenpo.acts(a):
+        if not part.acts:
+            print(f"{part.part}: can't act with one update a batch of fresh samples ({part.why}); needs {part.needed}")
     if more.get("variants"):
         print(f"variants: {', '.join(more['variants'])} (kenpo diff {a.name} {more['variants'][0]})")
     for word in ("use", "mind", "elsewhere"):

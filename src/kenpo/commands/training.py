@@ -140,7 +140,8 @@ class EvalOptions:
     """Run them under bubblewrap: no network, no writing outside a /tmp of their own."""
     correct_at: float = 1.0
     """A sample is correct when its reward is at least this."""
-    problems: int = 500
+    problems: int | None = None
+    """Problems that are evaluated; default: all rows of a file, 500 of an endless task."""
     samples: int = 1
     """Samples per problem for pass@k; 1 with no --k: greedy only."""
     k: tuple[int, ...] = ()
@@ -156,7 +157,8 @@ class EvalOptions:
     """Prompts generated at once."""
     seed: int = 0
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    device: str = "cpu"
+    device: str | None = None
+    """cpu, cuda or cuda:N; default: cuda where there is one."""
     threads: int | None = None
     json: bool = False
     """One JSON object instead of text."""
@@ -169,14 +171,14 @@ def evaluate(argv: list[str]) -> int:
     for k in options.k:
         if not 1 <= k <= options.samples:
             raise InputError(f"--k {k}: pass@k needs at least k samples per problem; --samples is {options.samples}")
-    if options.problems < 1 or options.samples < 1 or options.batch < 1:
+    if (options.problems is not None and options.problems < 1) or options.samples < 1 or options.batch < 1:
         raise InputError("--problems, --samples and --batch are at least 1")
     result = run_eval(name, options)
     if options.json:
         print(json.dumps(result))
         return 0
     print(
-        f"{name} on {options.task}: {result['problems']} held-out problems judged by {result['verifier']}, "
+        f"{name} on {options.task}: {result['problems']} problems judged by {result['verifier']}, "
         f"{result['no_verdict']} samples without verdict"
     )
     print(f"greedy accuracy {result['accuracy']:.4f}   reward {result['reward']:.4f}   length {result['length']:.1f}")
@@ -197,22 +199,24 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
     from kenpo.experience.verifiers import load_verifier
     from kenpo.models.loading import check_system, load_model
     from kenpo.ranks import Ranks
+    from kenpo.trainer.config import best_device
     from kenpo.trainer.loop import to_stderr
 
     o = options
     if o.threads:
         torch.set_num_threads(o.threads)
     sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop, o.keep_special_tokens)
+    device = o.device or best_device()
     task = load_task(
-        o.task, prompt_column=o.prompt_column, answer_column=o.answer_column, heldout=o.problems, eval_file=o.eval_file,
+        o.task, prompt_column=o.prompt_column, answer_column=o.answer_column, heldout=0, eval_file=o.eval_file,
         system=o.system,
     )  # fmt: skip
     with load_verifier(
         o.verifier or task.verifier, task=task, time_limit=o.time_limit, workers=o.verifier_workers,
         memory=o.verifier_memory, sandbox=o.sandbox, show=to_stderr, answer_column=o.answer_column,
     ) as verifier:  # fmt: skip
-        problems = task.heldout(o.problems)
-        model, tokenizer = load_model(name, dtype=o.dtype, device=o.device, trainable=False)
+        problems = evaluated(task, o)
+        model, tokenizer = load_model(name, dtype=o.dtype, device=device, trainable=False)
         check_system(tokenizer, o.system)
         prompts = Prompts(model, tokenizer, o.system or task.system, o.max_tokens)
         prompts.check(problems)
@@ -243,6 +247,15 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
                 value, count = sampled.pass_at(k)
                 result["pass_at"][str(k)] = value / count if count else None
     return result
+
+
+def evaluated(task: Any, o: EvalOptions) -> list[Any]:
+    """The problems to evaluate: a file's rows, in file order; of an endless task those that no training ever draws."""
+    if task.ids is None:
+        return task.heldout(o.problems or 500)
+    if o.eval_file is not None:
+        return task.heldout(o.problems or sys.maxsize)
+    return [task.problem(n) for n in task.ids][: o.problems]
 
 
 def _positional(argv: list[str], prog: str, description: str, cls: type) -> tuple[str, list[str]]:
@@ -285,7 +298,8 @@ class SampleOptions:
     """Print special tokens too."""
     seed: int = 0
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    device: str = "cpu"
+    device: str | None = None
+    """cpu, cuda or cuda:N; default: cuda where there is one."""
     json: bool = False
     """One JSON object per completion: prompt, completion, tokens, logp, truncated."""
 
@@ -300,10 +314,11 @@ def sample(argv: list[str]) -> int:
     from kenpo.engines.hf import HFEngine
     from kenpo.models.loading import check_ends, check_system, context_length, encode_prompt, load_model
     from kenpo.seeds import stable_seed
+    from kenpo.trainer.config import best_device
 
     o = options
     sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop, o.keep_special_tokens)
-    model, tokenizer = load_model(name, dtype=o.dtype, device=o.device, trainable=False)
+    model, tokenizer = load_model(name, dtype=o.dtype, device=o.device or best_device(), trainable=False)
     check_system(tokenizer, o.system)
     check_ends(model, tokenizer, o.stop)
     engine = HFEngine(model, tokenizer)

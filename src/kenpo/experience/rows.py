@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kenpo.errors import InputError
 
-MISSING_PACKAGE = "in Kenpo's checkout: pip install -c constraints.txt -e '.[tasks]'"
+MISSING_PACKAGE = "in Kenpo's checkout: pip install '.[tasks]'"
 
 
 class Row(NamedTuple):

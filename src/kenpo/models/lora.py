@@ -207,6 +207,6 @@ def _peft() -> Any:
         import peft
     except ImportError:
         raise InputError(
-            "LoRA needs peft, which is not installed; in Kenpo's checkout: pip install -c constraints.txt -e '.[lora]'"
+            "LoRA needs peft, which is not installed; in Kenpo's checkout: pip install '.[lora]'"
         ) from None
     return peft

@@ -287,7 +287,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
         filled["eval_task"] = BUNDLED_TASK
     filled["settings"] = resolve_settings(config.settings, recipe and config.algorithm == "grpo")
     if config.device is None:
-        filled["device"] = _best_device()
+        filled["device"] = best_device()
     if config.threads is None:
         filled["threads"] = _threads()
     resolved = config.but(**filled)
@@ -338,7 +338,8 @@ def _covers(recipe_key: str, given_key: str) -> bool:
     return given_key.startswith(recipe_key + ".") or recipe_key.startswith(given_key + ".")
 
 
-def _best_device() -> str:
+def best_device() -> str:
+    """The device a run takes by itself: cuda where there is one."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from kenpo.runs.figures import average, step_figures
 from kenpo.runs.folder import RunFolder
 from kenpo.runs.identity import Identity, recorded_identity, refuse_changes
 from kenpo.terminal import plain
+from kenpo.trainer.acting import alike, notes
 from kenpo.trainer.config import TrainConfig, resolve, to_dict
 from kenpo.trainer.identity import identity, identity_of_tokenizer
 from kenpo.trainer.plan import report
@@ -144,6 +145,7 @@ class Run:
             else:
                 self.folder.create(to_dict(self.config))
         self._tell("on_start", self.config, self.folder.path, self.state.step)
+        self._say(notes(self.parts.algorithm, self.config))
         try:
             with self._signals():
                 self._steps()
@@ -201,6 +203,8 @@ class Run:
             state.tokens[name] += n
         clock["step"] = time.perf_counter() - began
         figures["time"] = clock
+        if step == 1 and parts.algorithm.advantage.judges:
+            self._say(filter(None, [alike(done.rollouts)]))
         self._record(step, done.rollouts)
         self._write("samples.jsonl", collected.records[: self.config.log_samples])
         self._write("metrics.jsonl", [figures])
@@ -254,6 +258,11 @@ class Run:
     def _write(self, name: str, lines: Sequence[dict[str, Any]]) -> None:
         if self.ranks.first:
             self.folder.append(name, lines)
+
+    def _say(self, lines: Iterable[str]) -> None:
+        """Notes for the one who reads along."""
+        for line in lines if self.ranks.first and not self.config.quiet else ():
+            to_stderr(f"note: {line}")
 
     def _tell(self, what: str, *args: Any) -> None:
         for callback in self.callbacks:

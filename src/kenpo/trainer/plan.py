@@ -227,6 +227,14 @@ def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> d
     }
 
 
+def acting(algorithm: Any, config: TrainConfig) -> list[str]:
+    """The plan's lines on parts that can't act and on biased updates; none where all can act."""
+    from kenpo.trainer.acting import notes
+
+    found = notes(algorithm, config)
+    return ["what to know of this configuration", *(f"  {line}" for line in found), ""] if found else []
+
+
 def report(
     config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1, heldout: int | None = None
 ) -> str:
@@ -248,6 +256,7 @@ def report(
         "settings of the algorithm",
         *(f"  {key} = {value}" for key, value in algorithm.settings().items()),
         "",
+        *acting(algorithm, config),
         "passes of one step",
         *source_path(config, facts),
         f"  refill           {yes[bool(algorithm.selection)]:<4} "

@@ -1,0 +1,36 @@
+"""What a run says of itself: parts that can't act, updates that are biased, rewards that teach nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kenpo
+from kenpo.trainer.config import TrainConfig
+from kenpo.types import Rollouts
+
+
+def idle_parts(algorithm: Any, config: TrainConfig) -> list[str]:
+    """One line for each part that can't act in this run: why, and what would make it act."""
+    updates = config.minibatches * config.epochs
+    found = kenpo.acts(algorithm, updates=updates, foreign=config.engine != "hf")
+    return [f"{p.part} can't act: {p.why}; it would with {p.needed}" for p in found if not p.acts]
+
+
+def notes(algorithm: Any, config: TrainConfig) -> list[str]:
+    """What a run says before its first step: idle parts, and updates without an importance ratio."""
+    bias = kenpo.biased(algorithm, config.minibatches * config.epochs)
+    return [*idle_parts(algorithm, config), *([f"biased updates: {bias}"] if bias else [])]
+
+
+def alike(rollouts: Rollouts) -> str | None:
+    """What to say of a batch whose rewards are all equal (rollouts without a verdict aside), or None."""
+    rewards = rollouts.rewards[rollouts.rewards.isfinite()]
+    if len(rewards) < 2 or bool((rewards != rewards[0]).any()):
+        return None
+    cut = int(rollouts.truncated.sum()) if rollouts.truncated is not None else 0
+    return (
+        f"all {len(rewards)} rewards are {float(rewards[0]):g}: nothing tells good responses from bad, so nothing "
+        "is learnt. Commonest causes: the model never (or always) earns the reward on these prompts (easier prompts, a "
+        f"larger --group-size); responses are cut off before they answer ({cut} of {len(rollouts.rewards)} here; raise "
+        "--max-tokens); the verifier does not read this form of answer (look into samples.jsonl)"
+    )

@@ -1,0 +1,87 @@
+"""What a run says of itself before and at its first step, and what `kenpo show`, `list` and `check` say."""
+
+import json
+
+import pytest
+
+from kenpo.cli import main
+
+
+def command(options, *more):
+    return ["train", "--model", options["model"], "--steps", "2", "--prompts", "2", "--group-size", "2",
+            "--max-tokens", "4", "--eval-problems", "0", "--threads", "1", "--checkpoint-every", "0",
+            *more]  # fmt: skip
+
+
+def told(capsys, *args):
+    capsys.readouterr()
+    assert main([str(a) for a in args]) == 0
+    return capsys.readouterr()
+
+
+def test_parts_that_can_not_act_are_named_in_plan_run_and_show(options, capsys, tmp_path):
+    one = ("--algorithm", "gspo")
+    for args in (
+        command(options, *one, "--dry-run"),
+        command(options, *one, "--verifier", options["verifier"], "--out", tmp_path / "a"),
+    ):
+        out = told(capsys, *args)
+        assert "surrogate can't act: " in out.out + out.err
+        assert "it would with " in out.out + out.err
+    assert "surrogate: can't act" in told(capsys, "show", "gspo").out
+    several = told(capsys, *command(options, *one, "--minibatches", "2", "--dry-run"))
+    assert "can't act" not in several.out
+
+
+@pytest.mark.parametrize("name", ["rloo", "conspo"])
+def test_updates_without_a_ratio_are_planned_as_biased(name, options, capsys):
+    assert "biased updates" in told(capsys, *command(options, "--algorithm", name, "--epochs", "2", "--dry-run")).out
+    assert "biased updates" not in told(capsys, *command(options, "--algorithm", name, "--dry-run")).out
+    assert "biased updates" not in told(capsys, *command(options, "--epochs", "2", "--dry-run")).out
+
+
+def test_rewards_that_are_all_alike_are_told_at_once(options, capsys, tmp_path):
+    (tmp_path / "never.py").write_text("def never(completion, answer):\n    return 0.0\n")
+    error = told(capsys, *command(options, "--verifier", f"{tmp_path / 'never.py'}:never", "--out", tmp_path / "a")).err
+    assert error.count("all 4 rewards are 0: ") == 1
+    for cause in ("--group-size", "--max-tokens", "samples.jsonl"):
+        assert cause in error
+    more = command(options, "--verifier", options["verifier"], "--group-size", "8", "--out", tmp_path / "b")
+    assert "rewards are" not in told(capsys, *more).err
+
+
+def test_the_catalogue_says_what_trains_and_acts(capsys):
+    rows = {row["name"]: row for row in json.loads(told(capsys, "list", "--json").out)}
+    assert rows["grpo"]["trains"] is True
+    assert rows["grpo"]["lacks"] == []
+    assert rows["grpo"]["acts"] == "with several updates"
+    assert rows["rloo"]["acts"] == "always"
+    assert "stale or foreign" in rows["tis"]["acts"]
+    assert all(row["source"] for row in rows.values())
+
+
+def test_check_runs_a_step(capsys):
+    found = json.loads(told(capsys, "check", "--json").out)
+    assert found["ok"] is True
+    assert found["problems"] == []
+    assert {"kenpo", "torch", "transformers"} <= found["versions"].keys()
+    assert main(["check", "--device", "cuda:99"]) == 2
+    assert "problem: " in capsys.readouterr().out
+
+
+def test_eval_takes_every_row_of_a_file(options, capsys, tmp_path):
+    for count in (1, 12):
+        data = tmp_path / f"test{count}.jsonl"
+        data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(count)))
+        args = ("eval", options["model"], "--task", data, "--max-tokens", "3", "--json")
+        assert json.loads(told(capsys, *args).out)["problems"] == count
+    assert json.loads(told(capsys, *args, "--problems", "5").out)["problems"] == 5
+
+
+def test_no_advice_for_extras_pins_torch():
+    from pathlib import Path
+
+    root = Path(__file__).parents[2]
+    for path in [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("src/**/*.py")]:
+        for line in path.read_text().splitlines():
+            assert not ("pip install" in line and "-c constraints" in line and "[" in line), f"{path}: {line}"
