@@ -54,6 +54,9 @@ NUMERIC = [
     ("2", r"\boxed{x + 2}", 0), ("3", r"\boxed{n - 3}", 0), ("42", "Answer: 42 and 43", 0), ("6", "Answer: 6:30", 0),
     ("40", "Answer: between 40 and 42", 0), ("3", "Answer: 3 to 5", 0), ("3", r"Answer: 3 \pm 1", 0),
     ("42", "The answer is 42 and x = 7.", 1), ("7", "The answer is 42, x = 7.", 0), ("42", r"\boxed{\Large 42}", 1),
+    # forms that are not filled in
+    ("25", "The answer is 25.\n\nThe answer is 12 + 13 =", 1), ("27", "The answer is \\boxed{}, which is 27 books.", 1),
+    ("59", "He has 59 apples.\n####\n####\n####", 1), ("178", "50 + 12 = 178 with '####'", 1),
     # units, percent, currency
     ("5 m", "Answer: 5 metres", 1), ("5 m", "Answer: 5 m/s", 0), ("5 m^2", "Answer: 5 square meters", 1),
     ("5 m", "Answer: 5 square meters", 0), ("60 mph", "Answer: 60 miles per hour", 1),

@@ -46,6 +46,7 @@ _DISPLAYS = (
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\"'“*$])(?:St|Dr|Mr|Mrs|Ms|Prof|Mt|Ft|Jr|vs|approx|ca|cf|e\.g|i\.e|U\.S|U\.K|No(?=. ?\d))$"
 )
+_UNFILLED = re.compile(r"\\f?boxed\s?\{\s*\}")
 _KEPT = 64  # mentions of "answer" that are looked at, from the end
 Kind = Literal["tag", "box", "hash", "phrase", "remark"]
 
@@ -76,6 +77,9 @@ def statements(text: str) -> list[Stated]:
 
 
 def _placeholder(content: str) -> bool:
+    """Whether a form is not filled in: `...`, an empty box, a calculation without its result (`12 + 13 =`)."""
+    if _UNFILLED.match(content) or content.endswith("="):
+        return True
     return any(PLACEHOLDER.fullmatch(text) for text in (content, unwrap(content)))
 
 
@@ -160,7 +164,7 @@ def _explicit(text: str) -> Iterator[tuple[int, Kind, str]]:
             yield match.start(), "box", strip_math(content)
     for match in _last(_HASHES, text):
         content = unwrap_line(match[1][:LONGEST])
-        if content and not is_heading(content):
+        if re.search(r"\w|∞|∅", content) and not is_heading(content):
             closed = True
             yield match.start(), "hash", content
     opened = _last(_TAG, text, count=1)
