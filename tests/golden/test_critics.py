@@ -22,6 +22,7 @@ from kenpo.stages import (
     GreedyBaseline,
     KLToReference,
     PositiveNLL,
+    SupervisedNLL,
     ValueLoss,
 )
 
@@ -235,3 +236,15 @@ def test_labels_are_drawn_alike_wherever_a_row_stands():
     assert 0 < int((plain != judged).sum()) < len(rollouts)
     everyone = kenpo.prepare(a.with_settings({"shaping.critic_verdict.labels": 1.0}), rollouts).shaped
     assert torch.equal(everyone, rollouts.rewards)
+
+
+def test_given_rows_are_imitated_and_enter_nothing_else():
+    """`SupervisedNLL`: −coef/n on each token of the row without a reward; no one else's coefficient moves."""
+    for seed in range(4):
+        rollouts, policy = tensors(make_case(seed, critic=True, supervised=True, empty_rows=False))
+        plain, mixed = (kenpo.evaluate(kenpo.get(n), rollouts, policy) for n in ("ppo", "ppo-ptx"))
+        given = rollouts.mask & rollouts.supervised.unsqueeze(-1)
+        assert torch.equal(mixed.coefficients[~given], plain.coefficients[~given])
+        assert not bool(plain.coefficients[given].any() | mixed.gradients["values"][given].any())
+        coef = torch.full((int(given.sum()),), -SupervisedNLL().coef / int(given.sum()), dtype=torch.float64)
+        assert torch.allclose(mixed.coefficients[given], coef, rtol=1e-12)
