@@ -85,3 +85,35 @@ def test_no_advice_for_extras_pins_torch():
     for path in [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("src/**/*.py")]:
         for line in path.read_text().splitlines():
             assert not ("pip install" in line and "-c constraints" in line and "[" in line), f"{path}: {line}"
+
+
+def test_a_recipe_sets_options_and_those_beside_it_win(capsys):
+    from kenpo.commands.training import read_config
+
+    config = read_config(["--recipe", "several-updates", "--epochs", "3"])
+    assert (config.minibatches, config.epochs, config.lr) == (4, 3, 2e-5)
+    assert main(["train", "--recipe", "several-update", "--dry-run"]) == 2
+    assert "did you mean several-updates?" in capsys.readouterr().err
+
+
+def test_precision_and_determinism_follow_the_device():
+    from kenpo.errors import InputError
+    from kenpo.trainer.acting import notes
+    from kenpo.trainer.config import TrainConfig, resolve
+
+    assert resolve(TrainConfig(device="cpu")).dtype == "float32"
+    assert resolve(TrainConfig(device="cuda")).dtype == "bfloat16"
+    assert resolve(TrainConfig(device="cuda:1", dtype="float32")).dtype == "float32"
+    with pytest.raises(InputError, match="--deterministic off"):
+        resolve(TrainConfig(device="cpu", deterministic="off"))
+    loose = resolve(TrainConfig(device="cuda", deterministic="off"))
+    import kenpo
+
+    assert any("does not repeat bit for bit" in line for line in notes(kenpo.get("grpo"), loose))
+
+
+def test_a_norm_that_was_cut_is_shown_before_and_after(options, capsys, tmp_path):
+    args = command(options, "--verifier", options["verifier"], "--group-size", "8")
+    cut = told(capsys, *args, "--grad-clip", "1e-9", "--out", tmp_path / "a").out
+    assert cut.count(" cut to 1e-09") == 2
+    assert " cut to " not in told(capsys, *args, "--grad-clip", "0", "--out", tmp_path / "b").out

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kenpo.commands.arguments import merge_repeats, parse, take
-from kenpo.errors import InputError, KenpoError
+from kenpo.errors import InputError, KenpoError, unknown_name
 from kenpo.terminal import plain
 from kenpo.trainer.specs import VerifierSpec
 
@@ -27,6 +27,8 @@ examples:
   kenpo train --model path/to/model --task reasoning_gym:chain_sum --max-tokens 128
   kenpo train --model path/to/model --task data.jsonl --verifier my.py:reward
   kenpo train --algorithm my.py:MINE --with untruncated --set aggregate.over=kept
+  kenpo train --algorithm gspo --recipe several-updates
+      eight updates a batch at their own learning rate: bounds act (recipes: on-policy, several-updates)
   kenpo train --resume runs/grpo-addition-1
       go on from the last checkpoint, bit for bit
   kenpo train --config runs/grpo-addition-1/config.json --seed 1
@@ -67,12 +69,18 @@ def read_config(argv: list[str], prog: str = "kenpo train", description: str = _
     from kenpo.runs.folder import next_in_series
     from kenpo.trainer.config import TrainConfig, load
     from kenpo.trainer.settle import recorded_config
+    from kenpo.trainer.specs import RECIPES
 
     argv, resume = _resume(argv)
     file, argv = take(argv, "--config")
     base = TrainConfig(**defaults)
     if file:
         base = load(file)
+    recipe, argv = take(argv, "--recipe")
+    if recipe is not None:
+        if recipe not in RECIPES:
+            raise unknown_name("recipe", recipe, RECIPES)
+        base = base.but(**RECIPES[recipe])
     out, _ = take(argv, "--out")
     series, _ = take(argv, "--series")
     if resume and out:

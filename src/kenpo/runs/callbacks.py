@@ -21,6 +21,11 @@ class Described(Protocol):
         ...
 
     @property
+    def grad_clip(self) -> float:
+        """The largest norm of its gradient; 0: no limit."""
+        ...
+
+    @property
     def task(self) -> str:
         """What it learns from."""
         ...

@@ -38,6 +38,16 @@ def number(value: float | None, form: str = ".3f") -> str:
     return "–" if value is None else format(value, form)
 
 
+def gradient(norm: float | None, clip: float) -> str:
+    """The gradient's norm, and what it was cut to where it was.
+
+    >>> gradient(22.2, 1.0), gradient(0.5, 1.0), gradient(3.0, 0.0)
+    ('grad 22.200 cut to 1', 'grad 0.500', 'grad 3.000')
+    """
+    cut = norm is not None and 0 < clip < norm
+    return f"grad {number(norm)}" + (f" cut to {clip:g}" if cut else "")
+
+
 def rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What the panel shows of one step."""
 
@@ -74,7 +84,7 @@ class Lines(Callback):
     """One line per step, for logs and pipes."""
 
     def on_start(self, config: Described, path: Path, step: int) -> None:
-        self.steps = config.steps
+        self.steps, self.clip = config.steps, config.grad_clip
         print(
             f"{config.algorithm} on {config.task} judged by {listed(config.verifier)}, model {config.model} -> {path}"
             + (f", from step {step}" if step else ""),
@@ -96,7 +106,7 @@ class Lines(Callback):
             f"step {step}/{self.steps}  reward {number(get('reward'))}  "
             f"entropy {number(get('entropy') or get('entropy_estimate'))}  "
             f"kl {number(get('kl_sampler'), '.1e')}  clip +{number(get('clip_high'))} -{number(get('clip_low'))}  "
-            f"length {number(get('length'), '.1f')}  grad {number(get('grad_norm'))}  "
+            f"length {number(get('length'), '.1f')}  {gradient(get('grad_norm'), self.clip)}  "
             f"tokens {tokens['generated']}/{tokens['filtered']}/{tokens['trained']}  {clock['step']:.2f} s",
             flush=True,
         )

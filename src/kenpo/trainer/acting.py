@@ -19,7 +19,12 @@ def idle_parts(algorithm: Any, config: TrainConfig) -> list[str]:
 def notes(algorithm: Any, config: TrainConfig) -> list[str]:
     """What a run says before its first step: idle parts, and updates without an importance ratio."""
     bias = kenpo.biased(algorithm, config.minibatches * config.epochs)
-    return [*idle_parts(algorithm, config), *([f"biased updates: {bias}"] if bias else [])]
+    loose = ["kernels are not deterministic: resumed, this run does not repeat bit for bit (--deterministic on)"]
+    return [
+        *idle_parts(algorithm, config),
+        *([f"biased updates: {bias}"] if bias else []),
+        *(loose if config.deterministic == "off" else []),
+    ]
 
 
 def alike(rollouts: Rollouts) -> str | None:

@@ -42,7 +42,7 @@ OPTIMIZERS = ("adamw", "torchao_adamw_8bit", "torchao_adamw_4bit",
               "bnb_adamw_8bit", "bnb_paged_adamw", "bnb_paged_adamw_8bit")  # fmt: skip
 
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
-PROCESS_FIELDS = frozenset({"out", "series", "resume", "accept_changes", "dry_run", "quiet"})
+PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})
 TAKEN_ON_RESUME = (
     "accept_changes",
     "dry_run",
@@ -147,8 +147,8 @@ class TrainConfig:
     grad_clip: float = 1.0
     """Largest norm of the gradient; 0: off."""
 
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Of the model; the optimizer keeps float32 master weights of a bfloat16 model."""
+    dtype: Literal["float32", "bfloat16", "float64"] | None = None
+    """Of the model (bfloat16 on a GPU, else float32); the optimizer keeps float32 masters of a bfloat16 model."""
     head_dtype: Literal["model", "float32"] = "model"
     """Of the output head: float32 keeps the logits of a bfloat16 model exact, in sampling and training."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "auto"
@@ -167,6 +167,8 @@ class TrainConfig:
     """Checkpoints hold the adapter alone instead of a whole model with the adapter merged in."""
     device: str | None = None
     """cpu, cuda or cuda:N; default: cuda where there is one."""
+    deterministic: Literal["on", "off"] = "on"
+    """Deterministic kernels on a GPU; off: faster ones, and a resumed run no longer repeats bit for bit."""
     seed: int = 0
     threads: int | None = None
     """CPU threads, fixed because the order of additions depends on them; default: those torch would use."""
@@ -190,6 +192,8 @@ class TrainConfig:
 
     out: str | None = None
     """Run folder; it must not exist. Default: runs/ALGORITHM-TASK-N."""
+    recipe: str | None = None
+    """A named set of options, on-policy or several-updates; options beside it win."""
     series: str | None = None
     """Run folder of a series: RUN, RUN-2, RUN-3 ...; an unfinished last one is resumed. --out goes before it."""
     resume: bool = False
@@ -258,10 +262,13 @@ def check(config: TrainConfig) -> None:
         "packing": ("auto", "on", "off"),
         "refill": ("next", "same"),
         "optimizer": OPTIMIZERS,
+        "deterministic": ("on", "off"),
     }.items():
-        if getattr(config, name) not in allowed:
+        if getattr(config, name) is not None and getattr(config, name) not in allowed:
             raise unknown_name(name, str(getattr(config, name)), allowed)
 
+    if config.recipe is not None:
+        raise InputError("recipe: an option of the command line; in Python: TrainConfig(**specs.RECIPES[name])")
     if config.head_dtype == "float32" and config.dtype == "float64":
         raise InputError("--head-dtype float32: the model is float64 already; leave it out")
     if config.lora_alpha == 0:
@@ -288,6 +295,11 @@ def resolve(config: TrainConfig) -> TrainConfig:
     filled["settings"] = resolve_settings(config.settings, recipe and config.algorithm == "grpo")
     if config.device is None:
         filled["device"] = best_device()
+    on_gpu = (config.device or filled.get("device") or "").startswith("cuda")
+    if config.dtype is None:
+        filled["dtype"] = "bfloat16" if on_gpu else "float32"
+    if config.deterministic == "off" and not on_gpu:
+        raise InputError("--deterministic off: kernels on a CPU are deterministic as they are; leave it out")
     if config.threads is None:
         filled["threads"] = _threads()
     resolved = config.but(**filled)

@@ -125,5 +125,6 @@ def settle_torch(config: TrainConfig) -> None:
     if (config.device or "").startswith("cuda"):
         import os
 
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        if config.deterministic == "on":
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(config.deterministic == "on", warn_only=True)
