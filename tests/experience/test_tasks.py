@@ -238,5 +238,5 @@ def test_reasoning_gym_without_its_package_says_what_to_install(monkeypatch):
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install .* '\.\[tasks\]'"):
+    with pytest.raises(InputError, match=r"pip install .*'\.\[tasks\]'"):
         load_task("reasoning_gym:gcd")
