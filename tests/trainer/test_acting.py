@@ -117,3 +117,17 @@ def test_a_norm_that_was_cut_is_shown_before_and_after(options, capsys, tmp_path
     cut = told(capsys, *args, "--grad-clip", "1e-9", "--out", tmp_path / "a").out
     assert cut.count(" cut to 1e-09") == 2
     assert " cut to " not in told(capsys, *args, "--grad-clip", "0", "--out", tmp_path / "b").out
+
+
+@pytest.mark.parametrize("name", ["EvalOptions", "SampleOptions"])
+def test_every_option_of_eval_and_sample_has_a_help_text(name):
+    import ast
+    from pathlib import Path
+
+    from kenpo.commands import training
+
+    tree = ast.parse(Path(training.__file__).read_text())
+    (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    for field, after in zip(found.body, [*found.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign):
+            assert isinstance(after, ast.Expr), ast.unparse(field)

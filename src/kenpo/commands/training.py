@@ -133,9 +133,13 @@ class EvalOptions:
     task: str = "addition"
     """"addition", "reasoning_gym:NAME", or a .jsonl, .json or .parquet file."""
     prompt_column: str = "prompt"
+    """Column of a data file that holds the prompt."""
     answer_column: str = "answer"
+    """Column of a data file that holds the answer."""
     eval_file: str | None = None
+    """File whose rows are evaluated instead of the task's own."""
     system: str | None = None
+    """System prompt, used with a chat template."""
     verifier: VerifierSpec = None
     """Default: the task's own. Several, with weights (a.py:f=1 b.py:g=0.2), are parts of one reward."""
     time_limit: float = 10.0
@@ -155,19 +159,27 @@ class EvalOptions:
     k: tuple[int, ...] = ()
     """pass@k for these k (each at most --samples)."""
     temperature: float = 1.0
+    """Logits are divided by it before sampling."""
     top_p: float = 1.0
+    """Sample from the likeliest tokens of this mass; 1: all."""
     top_k: int = 0
+    """Sample from this many likeliest tokens; 0: all."""
     max_tokens: int = 256
+    """Longest response."""
     stop: tuple[str, ...] = ()
+    """Strings that end a response, besides the model's end-of-sequence ids."""
     keep_special_tokens: bool = False
     """Let the verifier see all special tokens of a response; tags in pairs (<answer>, </answer>) are always kept."""
     batch: int = 256
     """Prompts generated at once."""
     seed: int = 0
+    """Of the sampling; the same seed gives the same samples."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Precision of the model."""
     device: str | None = None
     """cpu, cuda or cuda:N; default: cuda where there is one."""
     threads: int | None = None
+    """CPU threads; default: those torch would use."""
     json: bool = False
     """One JSON object instead of text."""
 
@@ -293,19 +305,27 @@ class SampleOptions:
     prompt: str | None = None
     """Complete this one prompt and leave."""
     system: str | None = None
+    """System prompt, used with a chat template."""
     greedy: bool = False
     """The likeliest token each time."""
     samples: int = 1
     """Completions per prompt."""
     temperature: float = 1.0
+    """Logits are divided by it before sampling."""
     top_p: float = 1.0
+    """Sample from the likeliest tokens of this mass; 1: all."""
     top_k: int = 0
+    """Sample from this many likeliest tokens; 0: all."""
     max_tokens: int = 256
+    """Longest response."""
     stop: tuple[str, ...] = ()
+    """Strings that end a response, besides the model's end-of-sequence ids."""
     keep_special_tokens: bool = False
     """Print special tokens too."""
     seed: int = 0
+    """Of the sampling; the same seed gives the same samples."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Precision of the model."""
     device: str | None = None
     """cpu, cuda or cuda:N; default: cuda where there is one."""
     json: bool = False
