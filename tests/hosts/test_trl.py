@@ -152,6 +152,7 @@ def test_dropout_is_refused(folder):
         trl_run.run("dapo", folder, disable_dropout=False, steps=1)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "seed"), [("grpo", 0), ("grpo", 1), ("m2po", 0), ("m2po", 1)])
 def test_the_bundled_task_is_learnt(name, seed, tmp_path):
     from datasets import Dataset

@@ -30,7 +30,7 @@ from kenpo.algorithm import Algorithm
 from kenpo.errors import HostWarning, InputError
 from kenpo.integrations.host import Figures, merged, prompt_ids, shuffled_by_group
 from kenpo.integrations.trl_config import check_config, check_fed, check_windows, defaults_of, with_length
-from kenpo.integrations.trl_state import load_stream, save_stream
+from kenpo.integrations.state import load_stream, save_stream
 from kenpo.types import Policy, Prepared, Rollouts
 
 Inputs = dict[str, Any]
@@ -112,8 +112,8 @@ class KenpoGRPOTrainer(GRPOTrainer):
             out[name] = self.accelerator.pad_across_processes(
                 out[name], dim=1, pad_index=filler, pad_first=name.startswith("prompt")
             )
-        whole = {n: [p[n] for p in gather_object([self._columns(out)])] for n in self._columns(out)}
-        rollouts = self._rollouts({n: torch.cat(v) for n, v in whole.items()})
+        ranks = gather_object([self._columns(out)])
+        rollouts = self._rollouts({n: torch.cat([r[n] for r in ranks]) for n in ranks[0]})
         self.prepared = kenpo.prepare(self.algorithm, rollouts, self._stream)
         if self.model.training:
             self._stream = self.prepared.state

@@ -1,4 +1,4 @@
-"""What a stateful algorithm hands on from batch to batch, kept in TRL's checkpoint folders: JSON and safetensors."""
+"""What a stateful algorithm hands on from batch to batch, kept in a host's checkpoint folders: JSON and safetensors."""
 
 from __future__ import annotations
 
