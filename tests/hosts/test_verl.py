@@ -107,8 +107,22 @@ def updates(tmp_path_factory):
     found = {}
     for ranks, port, names in ((1, 29711, ["gspo", "m2po"]), (2, 29712, list(IN_WORKER))):
         out = folder / f"{ranks}.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port",
-                   str(port), str(HERE / "verl_run.py"), "--folder", str(folder), "--out", str(out), "--names", *names]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(ranks),
+            "--master-port",
+            str(port),
+            str(HERE / "verl_run.py"),
+            "--folder",
+            str(folder),
+            "--out",
+            str(out),
+            "--names",
+            *names,
+        ]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=600)  # fmt: skip
         found[ranks] = json.loads(out.read_text())
     return found

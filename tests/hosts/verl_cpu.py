@@ -1,4 +1,4 @@
-"""A CPU as one of verl's platforms, so that its real training worker runs in tests. Import it before anything of verl."""
+"""A CPU as one of verl's platforms, so that its real worker runs in tests. Import it before anything of verl."""
 
 from __future__ import annotations
 

@@ -16,23 +16,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # verl installs a package called tests
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-import verl_cpu  # noqa: E402, F401  (before anything else of verl)
-from tensordict import TensorDict  # noqa: E402
-from verl.utils import tensordict_utils as tu  # noqa: E402
-from verl.workers.config import ActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, PolicyLossConfig  # noqa: E402
-from verl.workers.config.engine import TrainingWorkerConfig  # noqa: E402
-from verl.workers.engine import EngineRegistry  # noqa: E402
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead  # noqa: E402
-from verl.workers.engine_workers import TrainingWorker  # noqa: E402
-from verl.workers.utils.losses import ppo_loss  # noqa: E402
-from verl.workers.utils.padding import left_right_2_no_padding  # noqa: E402
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import verl_cpu  # noqa: F401  (before anything else of verl)
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import ActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, PolicyLossConfig
+from verl.workers.config.engine import TrainingWorkerConfig
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine_workers import TrainingWorker
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import left_right_2_no_padding
 
-import kenpo  # noqa: E402
-from kenpo.integrations import verl as plugin  # noqa: E402
-from kenpo.integrations.verl_config import PREFIX  # noqa: E402
+import kenpo
+from kenpo.integrations import verl as plugin
+from kenpo.integrations.verl_config import PREFIX
 
 EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])(FSDPEngineWithLMHead)
 PROMPT, RESPONSE, ROWS = 5, 6, 8

@@ -29,8 +29,8 @@ import kenpo
 from kenpo.algorithm import Algorithm
 from kenpo.errors import HostWarning, InputError
 from kenpo.integrations.host import Figures, merged, prompt_ids, shuffled_by_group
-from kenpo.integrations.trl_config import check_config, check_fed, check_windows, defaults_of, with_length
 from kenpo.integrations.state import load_stream, save_stream
+from kenpo.integrations.trl_config import check_config, check_fed, check_windows, defaults_of, with_length
 from kenpo.types import Policy, Prepared, Rollouts
 
 Inputs = dict[str, Any]

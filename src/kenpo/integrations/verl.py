@@ -1,7 +1,8 @@
 """Kenpo's algorithms inside verl, by its two registries or by a column of coefficients.
 
-    VERL_USE_EXTERNAL_MODULES=kenpo.integrations.verl KENPO_ALGORITHMS="gspo my.py:MINE" python -m verl.trainer.main_ppo \\
-        algorithm.adv_estimator=kenpo:gspo actor_rollout_ref.actor.policy_loss.loss_mode=kenpo:gspo …
+    VERL_USE_EXTERNAL_MODULES=kenpo.integrations.verl KENPO_ALGORITHMS="my.py:MINE" \\
+    python -m verl.trainer.main_ppo algorithm.adv_estimator=kenpo:gspo \\
+        actor_rollout_ref.actor.policy_loss.loss_mode=kenpo:gspo …
 
 Importing this module registers every algorithm of the catalogue that the registries can carry, and those of
 ``KENPO_ALGORITHMS``. Anything else takes the trainer ``kenpo``: ``trainer.v1.trainer_mode=kenpo`` with
@@ -89,7 +90,9 @@ def loss_of(a: Algorithm) -> Callable[..., tuple[Tensor, dict[str, Any]]]:
         )  # fmt: skip
         totals = {"tokens": info.get("batch_num_tokens"), "sequences": info.get("global_batch_size")}
         if totals["tokens"] is None or totals["sequences"] is None:
-            raise InputError(f"{PREFIX}{a.name}: verl gave no global token or sequence count (config.global_batch_info)")
+            raise InputError(
+                f"{PREFIX}{a.name}: verl gave no global token or sequence count (config.global_batch_info)"
+            )
         batch = kenpo.given(a, rollouts, place(advantages), totals)
         share = kenpo.objective(a, batch, kenpo.Policy(place(log_prob)))
         return share.loss * info.get("dp_size", 1), _metrics(share.sums)
@@ -125,11 +128,9 @@ def coefficient_column(
     All tensors hold the response alone. ``logp``: the trainer's log-probs under the weights that this step will move.
     """
     optional = {"logp_sampler": logp_sampler, "logp_ref": logp_ref}
-    fields = {n: place(v) for n, v in optional.items() if v is not None}
+    fields: dict[str, Any] = {n: place(v) for n, v in optional.items() if v is not None}
     group = numbered(uid)
-    rollouts = Rollouts(
-        mask=place(response_mask).bool(), group=group, rewards=scores.sum(1), prompt_id=group, **fields
-    )
+    rollouts = Rollouts(mask=place(response_mask).bool(), group=group, rewards=scores.sum(1), prompt_id=group, **fields)
     policy = kenpo.Policy(place(logp), entropy=None if entropy is None else place(entropy))
     prepared = kenpo.prepare(a, rollouts, state)
     share, found = kenpo.coefficients(a, kenpo.weigh(a, prepared, policy), policy)
@@ -140,7 +141,7 @@ def _metrics(sums: Any) -> dict[str, float]:
     return {f"kenpo/{name}": float(s / n.clamp_min(1)) for name, (s, n) in sums.items()}
 
 
-# -- registration -------------------------------------------------------------------------------------------------------
+# -- registration ------------------------------------------------------------------------------------------------------
 
 
 def resolve(name: str) -> Algorithm:
