@@ -17,6 +17,10 @@ NUMBERS = {"dr_grpo": {"length": 7}, "dapo": {"limit": 6, "buffer": 3}}
 OPTIONS |= {"sis": {"topk": 3}, "luffy": {"experts": True}, "grin": {"experts": True}, "erpo": {"query": True},
             "ppo": {"critic": True}, "vapo": {"critic": True}}  # fmt: skip
 NUMBERS |= {"range_grpo": {"length": 7}, "erpo": {"average_surprisal": 3.0}}  # fmt: skip
+ANSWERED = ("gapo", "mad_rl", "mad_rl-l2", "mad_rl-forward-kl", "mad_rl-jsd", "ttrl")
+OPTIONS |= {n: {"answers": True} for n in ANSWERED} | {n: {"experts": True} for n in ("gkd-mixed", "sft_mixture")}
+OPTIONS |= {"spo": {"answers": True, "binary": True}, "rfpo": {"critic": True, "binary": True},
+            "ppo-ptx": {"critic": True, "supervised": True}, "rlid": {"decisions": True}}  # fmt: skip
 ALL = REFERENCES | {
     n: f for n, f in WIDER.items() if n not in ("graft_with_sources", "sis")
 }  # those take lists beside the case
@@ -24,6 +28,12 @@ NAMES = sorted(ALL)
 # A weight that reads pi_theta is a constant under the gradient, so differences of the value don't give the slope.
 DETACHED = {"cispo", "m2po-code", "minpro", "minpro-inclusive", "mini_rl", "gspo_token", "dhpo", "gppo", "pmpo"}
 DETACHED |= {"gmc_grpo", "reco", "dhpo-entropy", "gppo-dual", "mini_rl-old", "cispo-floor", "cispo-mask", "cispo-band"}
+DETACHED |= {"minillm", "opd-prime", "sdpo", "sdpo-sampled", "teacher_mixed-losses"}
+# A critic, a baseline of another kind, a KL, a teacher, an expert or a vote teaches without any difference of rewards.
+TAUGHT = {"erpo", "grin", "ppo", "ppo-ptx", "vapo", "rfpo", "remax", "reinforce_pp-kl", "spo", "sft", "sft_mixture"}
+TAUGHT |= {n for n in NAMES if n in ANSWERED or n.partition("-")[0] in ("gkd", "minillm", "opd", "opsa", "sdpo")}
+TAUGHT |= {n for n in NAMES if n.partition("-")[0] in ("opsd", "teacher_mixed")}
+PAIRWISE = {n for n in NAMES if n.partition("-")[0] in ("reward_model", "dpo", "ipo", "simpo", "mdre")}
 
 
 def reference(name, case, **more):
@@ -81,8 +91,7 @@ def test_without_old_log_probs_the_policy_is_its_own(name):
     assert reference(name, fresh) == reference(name, case)
 
 
-# A critic, a greedy baseline or a KL teaches without any difference between rewards.
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("erpo", "grin", "ppo", "vapo", "remax")])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in TAUGHT])
 def test_nothing_to_learn_from(name):
     for options in ({"rewards": [1.0]}, {"mask": 0}):
         case = make_case(7, **OPTIONS.get(name, {}))
@@ -91,12 +100,13 @@ def test_nothing_to_learn_from(name):
             case["rollouts"]["rewards"] = [0.1] * B
         else:
             case["rollouts"]["mask"] = [[0] * len(row) for row in case["rollouts"]["mask"]]
-        more = {"beta": 0.0} if name == "grpo" else {}
+        more = {"beta": 0.0} if name in ("grpo", "repo") else {}
         if name == "dapo" and "rewards" in options:
             more["limit"] = None
         loss, coefficients, advantages, _ = reference(name, case, **more)
         assert loss == 0.0
-        assert all(x == 0.0 for field in (coefficients, advantages) for row in field for x in row)
+        fields = (coefficients,) if name in PAIRWISE else (coefficients, advantages)  # pairs have the advantage 1
+        assert all(x == 0.0 for field in fields for row in field for x in row)
 
 
 SEQUENCE_MEANS = ["grpo", "gspo", "gspo_token", "gmpo", "pmpo", "sapo", "sspo", "dhpo", "icepop", "kpop"]
