@@ -181,7 +181,7 @@ def test_nothing_to_learn_gives_zero_with_a_graph(name, what):
     else:
         rollouts = rollouts.replace(rewards=torch.full_like(rollouts.rewards, 0.1))
         a = kenpo.get(name)
-        if not a.advantage.group_relative or a.regularizers or a.shaping:
+        if not a.advantage.group_relative or a.regularizers or any("answer" in s.needs for s in a.shaping):
             pytest.skip("an outcome without a group baseline, a penalty, or rewards made of answers still teach")
     policy.logp.requires_grad_()
     result = kenpo.evaluate(algorithm(name), rollouts, policy)
