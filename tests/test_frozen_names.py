@@ -1,7 +1,7 @@
 """What users' own files rest on, frozen: public names and signatures, every stage's numbers and defaults.
 
-A change breaks this test on purpose. If it is meant, write `signatures.json` anew (``python tests/test_frozen_names.py``)
-and say it in CHANGELOG.md. The run folder's keys join them here when they have settled; `TrainConfig` counts with them.
+A change breaks this test on purpose. If it is meant, write `signatures.json` anew (``python tests/test_frozen_names.py``
+from tests/) and say it in CHANGELOG.md. The run folder's keys join them here when they have settled.
 """
 
 from __future__ import annotations
