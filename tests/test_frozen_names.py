@@ -1,6 +1,6 @@
 """What users' own files rest on, frozen: public names and signatures, every stage's numbers and defaults.
 
-A change breaks this test on purpose. If it is meant, write `signatures.json` anew (``python tests/test_frozen_names.py``
+A change breaks this test on purpose. If it is meant, write `signatures.json` anew (``python test_frozen_names.py``
 from tests/) and say it in CHANGELOG.md. The run folder's keys join them here when they have settled.
 """
 
