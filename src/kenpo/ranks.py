@@ -17,7 +17,38 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kenpo.batches import concatenate, from_bytes, to_bytes
+from kenpo.errors import InputError
 from kenpo.types import Rollouts
+
+
+def among() -> tuple[int, int]:
+    """(rank, number of processes) by the environment, as torchrun sets it; (0, 1) for a process of its own.
+
+    RANK alone, as some schedulers leave it behind, makes no group. Raises `InputError` for several processes without
+    all that they need to meet, and for what is no number.
+    """
+    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    if size is None or size == 1:
+        return 0, 1
+    missing = [n for n in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(n)]
+    if missing:
+        raise InputError(
+            f"WORLD_SIZE={size} asks for several processes, but {' and '.join(missing)} is not set; start them with "
+            "torchrun, or unset WORLD_SIZE"
+        )
+    if rank is None or not 0 <= rank < size:
+        raise InputError(f"RANK={rank} is no place among WORLD_SIZE={size} processes; start them with torchrun")
+    return rank, size
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{name}={text!r} in the environment is no whole number; unset it") from None
 
 
 class Ranks:
@@ -31,8 +62,7 @@ class Ranks:
         """Join the processes that torchrun started; a single rank where it did not."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
-        size = int(os.environ.get("WORLD_SIZE", "1"))
-        if size == 1 or "RANK" not in os.environ:
+        if among()[1] == 1:
             return cls()
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
         return cls(dist.get_rank(), dist.get_world_size(), owns_group=True)

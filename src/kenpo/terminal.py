@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 
 #: Cc: controls such as ESC. Cf: marks that turn the direction of text or hide it. Cs: half a surrogate pair.
@@ -34,3 +35,13 @@ def one_line(text: str) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def to_stderr(line: str) -> None:
+    """Show a line of foreign text to the one who reads along."""
+    print(plain(line), file=sys.stderr, flush=True)
+
+
+def note(line: str) -> None:
+    """A note for the one who reads along."""
+    to_stderr(f"note: {line}")

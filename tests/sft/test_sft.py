@@ -355,7 +355,10 @@ def test_options_of_demonstrations_are_refused_without_them():
         ("not json\n", "line 1"),
         ("[1]\n", "line 1"),
         ('{"prompt": "1+1="}\n', "no column 'response'"),
-        ('{"prompt": "1+1=", "response": "2"}\n{"prompt": "", "response": "2"}\n', "line 2: column 'prompt'"),
+        (
+            '{"prompt": "1+1=", "response": "2"}\n{"prompt": "", "response": "2"}\n',
+            "line 2: no prompt (column 'prompt'",
+        ),
         ('{"prompt": "1+1=", "response": 2}\n', "line 1: column 'response'"),
         ('{"prompt": "1+1=", "response": "2"}\n{"prompt": "1+1=", "response": "two"}\n', "line 2: holds characters"),
         (json.dumps({"prompt": "1+1=", "response": "2" * 100}) + "\n", "do not fit the model's context of 64"),

@@ -84,7 +84,7 @@ def test_a_prompt_longer_than_the_context(refused, tmp_path):
     rows = [{"prompt": f"1+{n}=", "answer": n + 1} for n in range(30)]
     rows[7]["prompt"] = "1+" * 40
     error = refused("--task", write(tmp_path / "d.jsonl", rows), "--verifier", "numeric", "--prompts", "27")
-    assert "problem" in error
+    assert "d.jsonl: line 8" in error
     assert "64" in error
 
 
@@ -92,9 +92,9 @@ def test_a_long_prompt_that_only_a_later_step_would_meet(refused, tmp_path):
     rows = [{"prompt": f"1+{n}=", "answer": n + 1} for n in range(30)]
     rows[7]["prompt"] = "1+" * 40
     data = write(tmp_path / "d.jsonl", rows)
-    assert "problem 7" in refused("--task", data, "--verifier", "numeric", "--steps", "14")
+    assert "d.jsonl: line 8" in refused("--task", data, "--verifier", "numeric", "--steps", "14")
     more = ("--algorithm", "dapo", "--max-refills", "6")
-    assert "problem 7" in refused("--task", data, "--verifier", "numeric", "--steps", "2", *more)
+    assert "d.jsonl: line 8" in refused("--task", data, "--verifier", "numeric", "--steps", "2", *more)
 
 
 def test_an_existing_run_folder(refused, tmp_path):

@@ -99,7 +99,7 @@ def test_a_tokenizer_larger_than_the_model_is_met_before_sampling(models, option
     ]
     error = said(capsys, "train", *command, "--prompts", "2", "--quiet", "--out", run)
     assert "outside the model's vocabulary" in error
-    assert "problem 7" in error
+    assert "task.jsonl: line 8" in error
     assert not run.exists()
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from kenpo.commands.arguments import merge_repeats, parse, take
+from kenpo.commands.prompts import prompts
 from kenpo.errors import InputError, KenpoError, unknown_name
 from kenpo.terminal import plain
 from kenpo.trainer.specs import VerifierSpec
@@ -45,10 +45,11 @@ def train(argv: list[str]) -> int:
 def run_training(argv: list[str], *, prog: str, description: str, **defaults: Any) -> int:
     """One training run from command-line arguments; `defaults` are options that the command starts from."""
     config = read_config(argv, prog, description, **defaults)
+    from kenpo.ranks import among
     from kenpo.runs.progress import make_progress
     from kenpo.trainer.loop import train as run
 
-    rank = int(os.environ.get("RANK", "0"))
+    rank = among()[0]
     try:
         summary = run(config, make_progress(config.quiet) if rank == 0 else ())
     except KenpoError as error:
@@ -84,9 +85,9 @@ def read_config(argv: list[str], prog: str = "kenpo train", description: str = _
     out, _ = take(argv, "--out")
     series, _ = take(argv, "--series")
     if resume and out:
-        base = recorded_config(Path(out))
+        base = recorded_config(Path(out).expanduser())
     elif series and not out:
-        path, unfinished = next_in_series(Path(series))
+        path, unfinished = next_in_series(Path(series).expanduser())
         if unfinished:
             base = recorded_config(path)
     base = base.but(resume=resume)
@@ -350,7 +351,7 @@ def sample(argv: list[str]) -> int:
     check_system(tokenizer, o.system)
     check_ends(model, tokenizer, o.stop)
     engine = HFEngine(model, tokenizer)
-    for number, text in enumerate(_prompts(o.prompt)):
+    for number, text in enumerate(prompts(o.prompt)):
         try:
             ids = encode_prompt(tokenizer, text, o.system)
         except InputError as error:
@@ -370,24 +371,3 @@ def sample(argv: list[str]) -> int:
             else:
                 print(plain(c.text), flush=True)
     return 0
-
-
-def _prompts(given: str | None) -> Any:
-    """The one prompt of the command line, the lines of a pipe, or what is typed until an empty line or end of input."""
-    if given is not None:
-        yield given
-        return
-    if not sys.stdin.isatty():
-        if hasattr(sys.stdin, "reconfigure"):
-            sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are no text are refused by prompt, by name
-        yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
-        return
-    while True:
-        try:
-            text = input("> ")
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return
-        if not text:
-            return
-        yield text

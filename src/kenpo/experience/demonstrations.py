@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from kenpo.episode import Episode, Segment, given
 from kenpo.errors import InputError
 from kenpo.experience.episode import Row, build_rollouts
 from kenpo.experience.evaluate import Evaluator
-from kenpo.experience.files import HELD_OUT_SHARE, prompt_key
+from kenpo.experience.files import HELD_OUT_SHARE, check_prompt, prompt_key
 from kenpo.experience.source import Collected, Priorities, Score, Source, State, Usable
 from kenpo.models.loading import encode_prompt
 from kenpo.types import Rollouts
@@ -116,11 +117,7 @@ def _text(row: Mapping[str, Any], where: str, prompt_column: str, response_colum
             listed = ", ".join(row) or "none"
             raise InputError(f"{where}: no column {column!r}; the columns are {listed}; choose one with {option}")
     prompt, response = row[prompt_column], row[response_column]
-    messages = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
-    if not prompt or not (isinstance(prompt, str) or messages):
-        raise InputError(
-            f"{where}: column {prompt_column!r} must hold a text or a list of chat messages, and not be empty"
-        )
+    check_prompt(prompt, where, prompt_column)
     if not isinstance(response, str) or not response:
         raise InputError(f"{where}: column {response_column!r} must hold a text that is not empty")
     return Text(prompt, response, where)
@@ -136,7 +133,7 @@ def encode(
     """
     try:
         prompt = encode_prompt(tokenizer, text.prompt, system)
-        response = tokenizer(text.response, add_special_tokens=False)["input_ids"]
+        response = tokenizer(unopened(tokenizer, prompt, text.response), add_special_tokens=False)["input_ids"]
     except InputError as error:
         raise InputError(f"{text.where}: {error}") from None
     except (UnicodeError, TypeError):  # a lone surrogate
@@ -146,13 +143,21 @@ def encode(
     unknown = tokenizer.unk_token_id
     if unknown is not None and unknown != tokenizer.eos_token_id and unknown in prompt + response:
         raise InputError(f"{text.where}: holds characters that the tokenizer does not know; choose another model")
-    response = [*response, tokenizer.eos_token_id]
+    end = tokenizer.eos_token_id
+    response = response if response and response[-1] == end else [*response, end]  # some data write the end themselves
     if context is not None and len(prompt) + len(response) > context:
         raise InputError(
             f"{text.where}: {len(prompt) + len(response)} tokens do not fit the model's context of {context}; "
             "shorten the row"
         )
     return Episode((given(prompt), Segment(response, sampled=True)), text=text.response)
+
+
+def unopened(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], response: str) -> str:
+    """`response` without an opening tag that the chat template has written already at the prompt's end (<think>)."""
+    tail = tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False).rstrip()
+    opened = re.search(r"<(\w+)>$", tail)
+    return response.removeprefix(opened[0]).lstrip("\n") if opened and response.startswith(opened[0]) else response
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def _layout(path: Path, rows: list[Row], columns: tuple[str, str]) -> _Layout:
 def _problem(path: Path, row: Row, layout: _Layout, number: int) -> Problem:
     where = f"{path}: {row.place}"
     prompt, answer = pick(row.values, layout.prompt), pick(row.values, layout.answer)
-    _check_prompt(prompt, where, layout.prompt)
+    check_prompt(prompt, where, layout.prompt)
     if is_missing(answer):
         state = "no" if answer is None and layout.answer not in row.values else "an empty"
         state = "NaN as" if isinstance(answer, float) else state
@@ -174,7 +174,8 @@ def pick(values: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _check_prompt(prompt: Any, where: str, column: str) -> None:
+def check_prompt(prompt: Any, where: str, column: str) -> None:
+    """InputError, with the row's place, unless `prompt` is a text or a list of chat messages without an answer."""
     if is_missing(prompt):
         raise InputError(f"{where}: no prompt (column {column!r} is missing or empty); give it one or remove the row")
     if isinstance(prompt, str):
@@ -187,3 +188,8 @@ def _check_prompt(prompt: Any, where: str, column: str) -> None:
         if not good or not isinstance(message.get("content"), str):
             shape = '{"role": "user", "content": "…"}'
             raise InputError(f"{where}: message {i} of column {column!r} is not of the form {shape}")
+    if prompt[-1]["role"] == "assistant":
+        raise InputError(
+            f"{where}: column {column!r} ends with the assistant's message, which would stand in the prompt; take it "
+            "off, or put it into a column of its own (--answer-column)"
+        )

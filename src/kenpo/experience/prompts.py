@@ -20,7 +20,7 @@ class Prompts:
 
     def encode(self, problem: Problem) -> list[int]:
         """The problem's prompt ids. InputError, naming the problem, if they are none or exceed the model's context."""
-        name = f"the prompt of problem {problem.id}"
+        name = f"{problem.place}: the prompt" if problem.place else f"the prompt of problem {problem.id}"
         try:
             ids = encode_prompt(self.tokenizer, problem.prompt, self.system)
         except InputError as error:

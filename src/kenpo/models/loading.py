@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from kenpo.errors import InputError, unknown_name
+from kenpo.jsonfile import read_json
+from kenpo.models.clock import stopped
 from kenpo.models.foreign import NO_CODE, nobody_asked, refuse_kernels, wants_code
 from kenpo.models.lora import base_of, is_adapter, open_adapter
 from kenpo.models.wide_head import widen_head
@@ -50,11 +52,14 @@ def load_model(
         base = base_of(folder)
         if is_adapter(base):
             raise InputError(f"{folder}: its base model {base} is an adapter as well; name a whole model there")
-        model, tokenizer = load_model(
-            base, dtype=dtype, device=device, trainable=False, head_dtype=head_dtype, attention=attention
-        )
+        try:
+            model, tokenizer = load_model(
+                base, dtype=dtype, device=device, trainable=False, head_dtype=head_dtype, attention=attention
+            )
+        except InputError as error:
+            raise InputError(f"{error} (the base model that {folder}/adapter_config.json names)") from None
         open_adapter(model, folder, trainable)
-        return model, tokenizer
+        return model, _own_tokenizer(folder, model) or tokenizer
     source, local = _resolve(path_or_name)
     with _quiet(), nobody_asked():
         config = _config(source, local)
@@ -68,6 +73,20 @@ def load_model(
     model.eval()
     model.requires_grad_(trainable)
     return model, tokenizer
+
+
+def _own_tokenizer(folder: Path, model: Any) -> Any:
+    """The tokenizer that an adapter's folder brings along, which it was trained with; None where it has none."""
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        return None
+    tokenizer = load_tokenizer(str(folder), True)
+    highest, rows = max(tokenizer.get_vocab().values(), default=-1), vocabulary_size(model)
+    if highest >= rows:
+        raise InputError(
+            f"{folder}: the adapter's tokenizer has ids up to {highest}, its base model's embedding {rows} rows; it "
+            "belongs to another base"
+        )
+    return tokenizer
 
 
 def _device(name: str) -> torch.device:
@@ -127,10 +146,15 @@ def _hub_is_out_of_reach(name: str) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
+    checkpoints = sorted((folder / "checkpoints").glob("step_*"))
+    if checkpoints and not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        raise InputError(f"{folder}: a run's folder, no model; name one of its checkpoints, such as {checkpoints[-1]}")
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: no config.json; a transformers model folder is needed")
     if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise InputError(f"{folder}: no weights (model.safetensors or pytorch_model.bin)")
+    if (folder / "generation_config.json").is_file():
+        read_json(folder / "generation_config.json")  # transformers would leave a broken one out, and its ends with it
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise InputError(f"{folder}: no tokenizer (tokenizer.json); save one there with tokenizer.save_pretrained")
 
@@ -255,7 +279,8 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict], system: str | None =
         if system and not (messages and messages[0].get("role") == "system"):
             messages.insert(0, {"role": "system", "content": system})
         try:
-            encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+            with stopped(tokenizer.chat_template):
+                encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
         except Exception as error:
             raise InputError(f"the chat template refuses the prompt ({_first_line(error)})") from None
         ids = _flat(encoded)

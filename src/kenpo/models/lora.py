@@ -63,8 +63,9 @@ def base_of(folder: Path) -> str:
     if not isinstance(config, dict):
         raise InputError(f"{folder}: {_CONFIG} holds no JSON object; it is not an adapter that peft saved")
     refuse_modules(str(folder), _CONFIG, config)
-    if config.get("peft_type") != "LORA" or config.get("use_dora"):
-        raise InputError(f"{folder}: only plain LoRA adapters can be opened, this is {config.get('peft_type')}")
+    kind = "DoRA (use_dora)" if config.get("use_dora") else config.get("peft_type")
+    if kind != "LORA":
+        raise InputError(f"{folder}: only plain LoRA adapters can be opened, this is {kind}")
     if config.get("lora_bias") or config.get("bias", "none") != "none":
         raise InputError(f"{folder}: an adapter with biases of its own; only weights can be merged and compared")
     base = config.get("base_model_name_or_path")
@@ -179,7 +180,16 @@ def merged_state(model: Any) -> dict[str, Tensor]:
 def save_adapter(model: Any, folder: Path) -> None:
     """The adapter alone, as peft opens it."""
     model._kenpo_adapter.save_pretrained(str(folder), selected_adapters=[ACTIVE])
+    _name_base_absolutely(folder / _CONFIG)
     (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
+
+
+def _name_base_absolutely(path: Path) -> None:
+    """A base model that is a folder is named by its whole path, so that the adapter opens from any working folder."""
+    config = json.loads(path.read_text())
+    base = config.get("base_model_name_or_path")
+    if base and Path(base).is_dir():
+        path.write_text(json.dumps(config | {"base_model_name_or_path": str(Path(base).resolve())}, indent=2))
 
 
 def restore_adapter(model: Any, checkpoint: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,6 +109,42 @@ class Tracker(Callback):
             self.module.finish()
 
 
+class Dispensable(Callback):
+    """An onlooker that must not take the run down: one that fails is left out from then on, with a note.
+
+    `say` is given that note. KeyboardInterrupt and the like pass.
+    """
+
+    def __init__(self, name: str, inner: Callback, say: Callable[[str], None]) -> None:
+        self.name, self.say = name, say
+        self.inner: Callback | None = inner
+
+    def _tell(self, what: str, *args: Any) -> None:
+        if self.inner is None:
+            return
+        try:
+            getattr(self.inner, what)(*args)
+        except Exception as error:
+            self.inner = None
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            self.say(f"the logger {self.name} failed ({reason}) and is left out; the run goes on and writes its files")
+
+    def on_start(self, config: Described, path: Path, step: int) -> None:
+        self._tell("on_start", config, path, step)
+
+    def on_step(self, step: int, figures: Mapping[str, Any]) -> None:
+        self._tell("on_step", step, figures)
+
+    def on_eval(self, step: int, figures: Mapping[str, Any]) -> None:
+        self._tell("on_eval", step, figures)
+
+    def on_checkpoint(self, step: int, path: Path) -> None:
+        self._tell("on_checkpoint", step, path)
+
+    def on_end(self, summary: Mapping[str, Any] | None) -> None:
+        self._tell("on_end", summary)
+
+
 LOGGERS = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
@@ -120,9 +157,13 @@ def check_loggers(names: tuple[str, ...]) -> None:
             raise InputError(f"--loggers {name}: its package is not installed; run: pip install {LOGGERS[name]}")
 
 
-def make_loggers(names: tuple[str, ...]) -> list[Callback]:
-    """The loggers of these names, not yet started."""
+def make_loggers(names: tuple[str, ...], say: Callable[[str], None] = warnings.warn) -> list[Callback]:
+    """The loggers of these names, not yet started. `say` hears of one that fails later on and is left out."""
+    check_loggers(names)
+    return [Dispensable(n, _logger(n), say) for n in dict.fromkeys(names)]
+
+
+def _logger(name: str) -> Callback:
     import importlib
 
-    check_loggers(names)
-    return [TensorBoard() if n == "tensorboard" else Tracker(importlib.import_module(n)) for n in dict.fromkeys(names)]
+    return TensorBoard() if name == "tensorboard" else Tracker(importlib.import_module(name))

@@ -46,6 +46,7 @@ class TrainerState:
     ranks: int = 1
     threads: int = 1
     versions: dict[str, str] = field(default_factory=dict)
+    clock: float = 0.0  # the moment that chat templates read, in seconds since the epoch
     stands_on: dict[str, Any] = field(default_factory=dict)  # digests of data, files and models
 
 
@@ -115,11 +116,33 @@ def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model.save_pretrained(folder, state_dict=tensors)
+        with untied_if_apart(model, tensors):
+            model.save_pretrained(folder, state_dict=tensors)
         tokenizer.save_pretrained(folder)
     finally:
         if bars:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def untied_if_apart(model: Any, tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Within it the configuration calls a head tied only if it equals the embedding: an adapter on the embedding, once
+    merged, parts the two."""
+    embedding = next((n for n, p in model.named_parameters() if p is model.get_input_embeddings().weight), None)
+    head = tensors.get("lm_head.weight")
+    beside = None if embedding is None else tensors.get(embedding.replace(".base_layer", ""))
+    apart = head is not None and beside is not None and not torch.equal(head, beside)
+    holders = list({id(c): c for c in (model.config, model.config.get_text_config())}.values())
+    kept = [getattr(c, "tie_word_embeddings", None) for c in holders]
+    try:
+        if apart:
+            for c in holders:
+                c.tie_word_embeddings = False
+        yield
+    finally:
+        for c, tied in zip(holders, kept, strict=True):
+            if tied is not None:
+                c.tie_word_embeddings = tied
 
 
 def save_checkpoint(
@@ -226,6 +249,15 @@ def check_kinds(record: dict[str, Any], rng: Any) -> None:
         random.Random().setstate((kind, tuple(keys), gauss))
     except (TypeError, ValueError, OverflowError, KeyError) as error:
         raise TypeError(f"rng can't be restored: {error}") from None
+
+
+def recorded_clock(checkpoint: Path) -> float | None:
+    """The moment that the run's chat templates read; None where the checkpoint doesn't say."""
+    try:
+        found = json.loads((checkpoint / "trainer" / "state.json").read_text()).get("clock")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return None  # loading it says in full what is wrong
+    return float(found) if isinstance(found, int | float) and found > 0 else None
 
 
 def load_state(checkpoint: Path) -> tuple[TrainerState, dict[str, Tensor], dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -46,3 +48,9 @@ def scalars(figures: Mapping[str, Any]) -> dict[str, float]:
             if number is not None:
                 flat[name] = float(number)
     return flat
+
+
+def peak_memory() -> int:
+    """The largest resident memory of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import shutil
 import signal
 import sys
@@ -16,14 +15,15 @@ from typing import Any
 import kenpo
 from kenpo.errors import InputError, KenpoError, NonFiniteError, RefillExhaustedError, RunError
 from kenpo.experience.source import Priorities, Usable
+from kenpo.models.clock import moment, set_clock
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
 from kenpo.runs.callbacks import Callback, make_loggers
-from kenpo.runs.checkpoint import TrainerState, load_state, restore_rng, seed_rng, versions
-from kenpo.runs.figures import average, step_figures
+from kenpo.runs.checkpoint import TrainerState, load_state, recorded_clock, restore_rng, seed_rng, versions
+from kenpo.runs.figures import average, peak_memory, step_figures
 from kenpo.runs.folder import RunFolder
 from kenpo.runs.identity import Identity, recorded_identity, refuse_changes
-from kenpo.terminal import plain
+from kenpo.terminal import note, to_stderr
 from kenpo.trainer.acting import alike, notes
 from kenpo.trainer.config import TrainConfig, resolve, to_dict
 from kenpo.trainer.identity import identity, identity_of_tokenizer
@@ -63,21 +63,17 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
             stands_on = identity(config, inputs)
             if checkpoint:
                 refuse_changes(recorded_identity(checkpoint), stands_on, checkpoint, config.accept_changes)
+            set_clock(ranks.from_first((checkpoint and recorded_clock(checkpoint)) or time.time()))
             parts = build(config, inputs, ranks, checkpoint)
             stands_on |= identity(config, inputs) | identity_of_tokenizer(parts.tokenizer)
             if config.dry_run:
                 held = parts.source.heldout
                 return {"plan": report(config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
-            everyone = [*callbacks, *make_loggers(config.loggers)] if ranks.first else []
+            everyone = [*callbacks, *make_loggers(config.loggers, note)] if ranks.first else []
             with parts.engine:
                 return Run(parts, folder, everyone, checkpoint, resumed, stands_on).go()
     finally:
         ranks.close()
-
-
-def to_stderr(line: str) -> None:
-    """Show what a verifier prints."""
-    print(plain(line), file=sys.stderr, flush=True)
 
 
 def already_finished(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
@@ -103,7 +99,7 @@ class Run:
         self.parts, self.folder, self.callbacks, self.resumed = parts, folder, callbacks, resumed
         self.config, self.ranks = parts.config, parts.ranks
         self.state = TrainerState(ranks=parts.ranks.size, threads=parts.config.threads or 1, versions=versions())
-        self.state.stands_on = stands_on
+        self.state.stands_on, self.state.clock = stands_on, moment()
         self.accepted: list[str] = []
         self.began, self.base_seconds = time.perf_counter(), 0.0
         self.saved_at: int | None = None
@@ -262,7 +258,7 @@ class Run:
     def _say(self, lines: Iterable[str]) -> None:
         """Notes for the one who reads along."""
         for line in lines if self.ranks.first and not self.config.quiet else ():
-            to_stderr(f"note: {line}")
+            note(line)
 
     def _tell(self, what: str, *args: Any) -> None:
         for callback in self.callbacks:
@@ -290,9 +286,3 @@ class Run:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def peak_memory() -> int:
-    """The largest resident memory of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -11,6 +11,7 @@ from kenpo.runs.callbacks import check_loggers
 from kenpo.runs.folder import RunFolder
 from kenpo.runs.ownership import Claim, InUseError
 from kenpo.trainer.config import FREE_ON_RESUME, TAKEN_ON_RESUME, TrainConfig, differences, load, resolve
+from kenpo.trainer.paths import whole_paths
 
 
 def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, RunFolder, bool]:
@@ -20,6 +21,7 @@ def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, RunFolder, b
     folder that can't be used, `InUseError` where another process is at work.
     """
     check_loggers(config.loggers)
+    config = whole_paths(config)
     path, resumed = place(config, ranks)
     if resumed:
         recorded_config(path)
@@ -31,7 +33,7 @@ def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, RunFolder, b
         claim = take(path, config.dry_run, False, ranks)
     try:
         if resumed:
-            recorded = recorded_config(path)
+            recorded = whole_paths(recorded_config(path))
             check_same(recorded, config, path)
             config = recorded.but(**{n: getattr(config, n) for n in (*sorted(FREE_ON_RESUME), *TAKEN_ON_RESUME)})
         return config, RunFolder(path, config.keep, config.save_adapter, claim), resumed
@@ -74,6 +76,9 @@ def take(path: Path, dry_run: bool, resumed: bool, ranks: Ranks) -> Claim | None
 
 def recorded_config(path: Path) -> TrainConfig:
     """The configuration of the run at `path`. InputError if there is no run."""
+    run = path.parent.parent
+    if path.parent.name == "checkpoints" and (run / "config.json").is_file():
+        raise InputError(f"{path}: a checkpoint of the run {run}; go on with the run: --resume {run}")
     if not (path / "config.json").is_file():
         raise InputError(f"{path}: no run to resume there (no config.json); start one with --out {path}")
     return resolve(load(path / "config.json"))
