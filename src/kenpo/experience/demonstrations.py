@@ -155,7 +155,7 @@ def encode(
 
 def unopened(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], response: str) -> str:
     """`response` without an opening tag that the chat template has written already at the prompt's end (<think>)."""
-    tail = tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False).rstrip()
+    tail = str(tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)).rstrip()
     opened = re.search(r"<(\w+)>$", tail)
     return response.removeprefix(opened[0]).lstrip("\n") if opened and response.startswith(opened[0]) else response
 
