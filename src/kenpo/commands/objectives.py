@@ -103,9 +103,9 @@ def entry(a: Any) -> dict[str, Any]:
 
 def not_supplied(a: Any) -> list[str]:
     """Fields that the algorithm reads and `kenpo train` does not supply: evaluate it in a loop of your own."""
-    from kenpo.trainer.plan import SUPPLIED
+    from kenpo.trainer.plan import SUPPLIED, TAUGHT
 
-    return sorted(a.needs - SUPPLIED)
+    return sorted(a.needs - SUPPLIED - TAUGHT)
 
 
 def standing(a: Any) -> str:

@@ -231,7 +231,7 @@ def _named(terms: Terms) -> dict[str, Tensor]:
 
 def _fusible(made: Forward, want: frozenset[str], forced: bool) -> tuple[Tensor, Tensor | None, Transform] | None:
     """The head's parts if its chunks can be fused; `forced`: however few the logits."""
-    if made.head is None or made.support is not None or "kl_ref" in want or not want & OF_THE_VOCABULARY:
+    if made.head is None or made.support is not None or want & {"kl_ref", "kl_teacher"} or not want & OF_THE_VOCABULARY:
         return None
     linear = made.head.linear()
     if linear is None or not linear[0].is_leaf:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kenpo.divergence import Term
 from kenpo.errors import InputError, MissingFieldError
 from kenpo.models import backward as head_walk
 from kenpo.models import packing as packed_rows
@@ -38,6 +39,7 @@ class Scorer:
     that share no prompt end to end instead of padding them. ``checkpointing`` keeps only the layers' inputs for the
     backward pass. ``reference`` is the scorer that ``kl_ref`` compares with. ``heads`` are scalar heads (`new_heads`)
     that make ``values`` and ``score``; with ``scalars_only`` it makes nothing else: a critic, a reward model.
+    ``teacher`` is the scorer that ``kl_teacher`` compares with, by the divergence of ``term``.
 
     What the model can do is tried when the scorer is made: whether decoder and head give its own logits, whether
     prompts can be shared (``unshared`` says why not), whether rows can be packed (``padded``). So a change of the
@@ -61,6 +63,8 @@ class Scorer:
         self.model, self.temperature, self.packing, self.reference = model.eval(), temperature, packing, reference
         self.heads = ScalarHeads() if heads is None else heads
         self.scalars_only = scalars_only
+        self.teacher: Scorer | None = None
+        self.term: Term | None = None
         self.device = next(model.parameters()).device
         self.context, self.vocabulary = context_length(model), vocabulary_size(model)
         self.head = find_head(model)
@@ -82,7 +86,9 @@ class Scorer:
         """The Policy fields that it can make."""
         if self.scalars_only:
             return frozenset(self.heads)
-        return (OF_THE_VOCABULARY - ({"kl_ref"} if self.reference is None else set())) | frozenset(self.heads)
+        absent = {"kl_ref"} if self.reference is None else set()
+        absent |= {"kl_teacher"} if self.teacher is None or self.term is None else set()
+        return (OF_THE_VOCABULARY - absent) | frozenset(self.heads)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters by their own names, then those of the scalar heads."""
@@ -99,7 +105,7 @@ class Scorer:
         """The policy that the model is now, to be asked after the model has moved on: the same model with its adapter
         off or with a frozen copy of it, or a frozen copy of the model."""
         twin = copy.copy(self)
-        twin.reference, twin.layers = None, []
+        twin.reference, twin.teacher, twin.layers = None, None, []
         twin.heads = copy.deepcopy(self.heads).requires_grad_(False)
         if is_adapted(self.model):
             twin.chosen = policy_as_it_is(self.model)
@@ -107,6 +113,14 @@ class Scorer:
         twin.model = copy.deepcopy(self.model).requires_grad_(False)
         twin.head = find_head(twin.model)
         twin.module = twin.model if twin.head is None else twin.head.decoder
+        return twin
+
+    def without_adapter(self) -> Scorer:
+        """The same model with its adapter left off, whatever that is trained to."""
+        twin = copy.copy(self)
+        twin.reference, twin.teacher, twin.layers = None, None, []
+        twin.heads = copy.deepcopy(self.heads).requires_grad_(False)
+        twin.chosen = Chosen(self.model, None)
         return twin
 
     # -- terms and gradients ----------------------------------------------------------------------------------------
@@ -194,7 +208,17 @@ class Scorer:
             assert self.reference is not None
             with torch.no_grad():
                 other = Reference(self.reference.states(rows, keys)[0], self.reference.head)
-        return Forward(rows, states, ends if "score" in want else None, self.head, self.heads, support, topk, other)
+        return Forward(
+            rows, states, ends if "score" in want else None, self.head, self.heads, support, topk, other,
+            self._taught(rows, keys) if "kl_teacher" in want else None,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def _taught(self, rows: Rows, prompts: Sequence[int]) -> tuple[Reference, Term]:
+        """What the teacher says about the same predictions, a constant."""
+        assert self.teacher is not None
+        assert self.term is not None
+        return Reference(self.teacher.states(rows, prompts)[0], self.teacher.head), self.term
 
     def states(self, rows: Rows, prompts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Hidden states [N,H] that predict the targets, or the model's own logits [N,V]; and the states [R,H] of the
@@ -247,6 +271,10 @@ class Scorer:
         return []
 
     def _check_want(self, want: frozenset[str], rollouts: Rollouts) -> None:
+        if "kl_teacher" in want and self.teacher is None:
+            raise MissingFieldError("kl_teacher needs a teacher to compare with")
+        if "kl_teacher" in want and rollouts.support_ids is not None:
+            raise InputError("kl_teacher: a divergence over the whole vocabulary, but sampling kept only a part of it")
         for name in sorted(want - self.makes - {"kl_ref"}):
             raise InputError(f"{name}: this scorer makes {', '.join(sorted(self.makes))}")
         if "topk_logp" in want and rollouts.topk_ids is None:

@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kenpo.divergence import Term
 from kenpo.models.head import Head, Reference, head_terms, pick_terms
 from kenpo.models.passes import Rows
+from kenpo.models.teaching import teacher_terms
 from kenpo.models.value_head import SCALARS, ScalarHeads
 from kenpo.types import Policy, Rollouts
 
 #: Policy fields that come from the distribution over the vocabulary.
-OF_THE_VOCABULARY = frozenset({"logp", "entropy", "topk_logp", "kl_ref"})
+OF_THE_VOCABULARY = frozenset({"logp", "entropy", "topk_logp", "kl_ref", "kl_teacher"})
 
 
 class Forward(NamedTuple):
@@ -31,6 +33,7 @@ class Forward(NamedTuple):
     support: Tensor | None  # [N,K]
     topk: Tensor | None  # [N,K]
     reference: Reference | None
+    teacher: tuple[Reference, Term] | None = None
 
 
 def terms_of(made: Forward, rollouts: Rollouts, temperature: float, want: frozenset[str]) -> Policy:
@@ -43,6 +46,9 @@ def terms_of(made: Forward, rollouts: Rollouts, temperature: float, want: frozen
             terms = pick_terms(made.states, *rest, None if made.reference is None else made.reference.logits)
         else:
             terms = head_terms(made.states, made.head, *rest, made.reference)
+        if "kl_teacher" in spoken:
+            assert made.teacher is not None
+            terms["kl_teacher"] = teacher_terms(made.states, made.head, *made.teacher)
         where, shape = (made.rows.row, made.rows.column), rollouts.mask.shape
         found |= {n: v.new_zeros((*shape, *v.shape[1:])).index_put(where, v) for n, v in terms.items() if n in spoken}
     return Policy(**found)

@@ -43,11 +43,7 @@ OPTIMIZERS = ("adamw", "torchao_adamw_8bit", "torchao_adamw_4bit",
 
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
 PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})
-TAKEN_ON_RESUME = (
-    "accept_changes",
-    "dry_run",
-    "quiet",
-)  # taken from the command line that resumes
+TAKEN_ON_RESUME = ("accept_changes", "dry_run", "quiet")  # from the command line that resumes
 # Recorded, yet free to differ when a run is resumed: they change no number.
 FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills", "verifier_workers", "verifier_memory"})
 
@@ -93,6 +89,9 @@ class TrainConfig:
 
     algorithm: str = "grpo"
     """A catalogued name (`kenpo list`) or your own as file.py:NAME."""
+    teacher: str | None = None
+    """Model whose log-probs or divergence a distilling algorithm reads (same vocabulary), or base: the policy without
+    its adapter (a folder of that name is written ./base)."""
     settings: Settings = None
     """Change slots of the algorithm: --set surrogate.high=0.3 regularizers=[]."""
     stages: Stages = ()

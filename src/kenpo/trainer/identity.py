@@ -38,6 +38,8 @@ def identity(config: TrainConfig, inputs: Inputs) -> Identity:
     folder = _model_folder(config.model)
     if folder is not None:
         found["model"] = {"digest": folder_digest(folder), "of": config.model}
+    if config.teacher not in (None, "base") and (taught := _model_folder(config.teacher or "")) is not None:
+        found["teacher"] = {"digest": folder_digest(taught), "of": config.teacher}
     return found
 
 

@@ -14,6 +14,7 @@ def whole_paths(config: TrainConfig) -> TrainConfig:
         "task": _data(config.task),
         "eval_file": None if config.eval_file is None else _absolute(config.eval_file),
         "model": _model(config.model),
+        "teacher": config.teacher if config.teacher in (None, "base", "hint") else _model(config.teacher),
         "algorithm": _code(config.algorithm),
         "engine": _code(config.engine),
         "verifier": _verifiers(config.verifier),

@@ -23,11 +23,28 @@ from kenpo.types import Rollouts
 
 ONE_PHASE = "every weight can be made inside its own microbatch"
 EXACT_ENTROPY_VOCABULARY = 32768  # up to here the exact entropy is measured in passing; above, only if a stage needs it
-SUPPLIED = frozenset({
-    "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref",
-    "policy_version", "baseline", "prefix",
-    "truncated", "support_ids", "logp", "entropy", "kl_ref",
-})  # fmt: skip
+SUPPLIED = frozenset(
+    {
+        "mask",
+        "group",
+        "rewards",
+        "tokens",
+        "prompt_id",
+        "answer",
+        "logp_sampler",
+        "logp_old",
+        "logp_ref",
+        "policy_version",
+        "baseline",
+        "prefix",
+        "truncated",
+        "support_ids",
+        "logp",
+        "entropy",
+        "kl_ref",
+    }
+)
+TAUGHT = frozenset({"logp_teacher", "kl_teacher"})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,8 @@ class Passes:
 def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     """Decide the passes. InputError for a stage that needs a field this trainer does not supply."""
     needs = frozenset(algorithm.needs)
-    for name in sorted(needs - SUPPLIED):
+    check_teacher(algorithm, config.teacher)
+    for name in sorted(needs - SUPPLIED - TAUGHT):
         raise InputError(
             f"algorithm {algorithm.name!r} reads {name!r} ({_who(algorithm, name)}), which `kenpo train` does not "
             "supply; put it into kenpo.Rollouts or kenpo.Policy in a loop of your own"
@@ -94,6 +112,20 @@ def _phases(algorithm: Any, old: bool) -> tuple[str | None, str | None]:
     )
     probe = probe.replace(logp_old=zeros) if old else probe
     return algorithm.two_phase(probe, whole_groups=True), algorithm.whole_groups(probe)
+
+
+def check_teacher(algorithm: Any, teacher: str | None) -> None:
+    """InputError for a teacher that nothing reads, and for a stage that reads one where there is none."""
+    reads = sorted(algorithm.needs & TAUGHT)
+    if teacher is not None and not reads:
+        raise InputError(f"--teacher {teacher}: no stage of {algorithm.name!r} reads a teacher; leave it out")
+    if reads and teacher is None:
+        raise InputError(
+            f"algorithm {algorithm.name!r} reads {reads[0]!r} ({_who(algorithm, reads[0])}); name the teacher: "
+            "--teacher MODEL, or --teacher base for the policy without its adapter"
+        )
+    if teacher == "hint":
+        raise InputError("--teacher hint: a policy under a hint can't teach yet; name a model, or base")
 
 
 def _who(algorithm: Any, name: str) -> str:

@@ -19,6 +19,7 @@ from kenpo.loading import load_object
 from kenpo.models.loading import check_ends, check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
 from kenpo.models.scorer import Scorer
+from kenpo.models.teaching import check_vocabulary
 from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import usable
 from kenpo.trainer.config import TrainConfig
@@ -63,6 +64,9 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     passes = plan_passes(inputs.algorithm, config, facts.vocabulary)
     if passes.reference:
         scorer.reference = open_reference(config, scorer, device, checkpoint)
+    if config.teacher is not None:
+        scorer.teacher = open_teacher(config, scorer, tokenizer, device)
+        scorer.term = inputs.algorithm.terms.get("kl_teacher")
     if checkpoint and is_adapted(model):
         restore_adapter(model, checkpoint)
     assert config.max_tokens is not None
@@ -101,6 +105,20 @@ def open_reference(config: TrainConfig, scorer: Scorer, device: str, checkpoint:
     if is_adapted(scorer.model) or not checkpoint:
         return scorer.frozen()
     model = load_model(config.model, trainable=False, **how_loaded(config, device))[0]
+    return Scorer(model, temperature=config.temperature, packing=config.packing)
+
+
+def open_teacher(config: TrainConfig, scorer: Scorer, tokenizer: Any, device: str) -> Scorer:
+    """The frozen model that teaches: another one with the policy's vocabulary, or the policy without its adapter."""
+    assert config.teacher is not None
+    if config.teacher == "base":
+        if not is_adapted(scorer.model):
+            raise InputError(
+                "--teacher base: the policy has no adapter to leave off; give --lora-rank, or name a model"
+            )
+        return scorer.without_adapter()
+    model, theirs = load_model(config.teacher, trainable=False, **how_loaded(config, device))
+    check_vocabulary(tokenizer, theirs, f"--teacher {config.teacher}")
     return Scorer(model, temperature=config.temperature, packing=config.packing)
 
 

@@ -57,6 +57,7 @@ class Updater:
         for name, wanted, scorer in (
             ("logp_old", self.passes.old, self.learner.scorer),
             ("logp_ref", self.passes.reference and "logp_ref" in self.algorithm.needs, self.reference),
+            ("logp_teacher", "logp_teacher" in self.algorithm.needs, self.learner.scorer.teacher),
         ):
             if wanted:
                 began = time.perf_counter()
