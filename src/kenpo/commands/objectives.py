@@ -103,9 +103,9 @@ def entry(a: Any) -> dict[str, Any]:
 
 def not_supplied(a: Any) -> list[str]:
     """Fields that the algorithm reads and `kenpo train` does not supply: evaluate it in a loop of your own."""
-    from kenpo.trainer.plan import SUPPLIED, TAUGHT
+    from kenpo.trainer.plan import SUPPLIED, TAUGHT, VALUED
 
-    return sorted(a.needs - SUPPLIED - TAUGHT)
+    return sorted(a.needs - SUPPLIED - TAUGHT - VALUED)
 
 
 def standing(a: Any) -> str:

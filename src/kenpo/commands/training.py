@@ -220,8 +220,8 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
     from kenpo.experience.verifiers import load_verifier
     from kenpo.models.loading import check_system, load_model
     from kenpo.ranks import Ranks
-    from kenpo.trainer.config import best_device
     from kenpo.trainer.loop import to_stderr
+    from kenpo.trainer.machine import best_device
 
     o = options
     if o.threads:
@@ -343,7 +343,7 @@ def sample(argv: list[str]) -> int:
     from kenpo.engines.hf import HFEngine
     from kenpo.models.loading import check_ends, check_system, context_length, encode_prompt, load_model
     from kenpo.seeds import stable_seed
-    from kenpo.trainer.config import best_device
+    from kenpo.trainer.machine import best_device
 
     o = options
     sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop, o.keep_special_tokens)

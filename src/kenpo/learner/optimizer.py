@@ -24,6 +24,9 @@ OPTIMIZERS = {
 }
 
 
+SCALAR_HEADS = "scalar_heads."  # how a scorer names their parameters
+
+
 def learning_rate(step: int, *, lr: float, warmup: int, steps: int, schedule: str = "constant") -> float:
     """The learning rate of `step` (1-based): linear warm-up to `lr`, then constant, linear or cosine towards 0."""
     if step <= warmup:
@@ -39,12 +42,14 @@ def learning_rate(step: int, *, lr: float, warmup: int, steps: int, schedule: st
 @dataclass(frozen=True)
 class OptimizerOptions:
     """``name`` is "adamw" or one of OPTIMIZERS, ``grad_clip`` the largest norm of a gradient (0: any); ``weight_decay``
-    acts on matrices."""
+    acts on matrices. ``scalar_rate``: the scalar heads' learning rate as a multiple of the others', since a fresh head
+    has far to go."""
 
     name: str = "adamw"
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     grad_clip: float = 1.0
+    scalar_rate: float = 1.0
 
 
 class Optimizer:
@@ -58,9 +63,12 @@ class Optimizer:
         self.masters = {n: p.detach().float().clone() for n, p in self.named.items() if p.dtype in low}
         self.grad_clip = options.grad_clip
         moved = {n: self.masters.get(n, p) for n, p in self.named.items()}
-        groups = [
-            {"params": [p for p in moved.values() if p.dim() >= 2], "weight_decay": options.weight_decay},
-            {"params": [p for p in moved.values() if p.dim() < 2], "weight_decay": 0.0},
+        heads = {n for n in moved if n.startswith(SCALAR_HEADS)}
+        rest = {n: p for n, p in moved.items() if n not in heads}
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in rest.values() if p.dim() >= 2], "weight_decay": options.weight_decay, "rate": 1.0},
+            {"params": [p for p in rest.values() if p.dim() < 2], "weight_decay": 0.0, "rate": 1.0},
+            {"params": [moved[n] for n in sorted(heads)], "weight_decay": 0.0, "rate": options.scalar_rate},
         ]
         self.inner = _make(options.name, [g for g in groups if g["params"]], options.betas)
         self._moved = moved
@@ -101,10 +109,11 @@ class Optimizer:
         if self.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(moved, self.grad_clip, norm)
         for group in self.inner.param_groups:
+            rate = lr * group.get("rate", 1.0)
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
+                group["lr"].fill_(rate)
             else:
-                group["lr"] = lr
+                group["lr"] = rate
         self.inner.step()
         with torch.no_grad():
             for name, master in self.masters.items():

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from kenpo.errors import InputError
 from kenpo.models.lora import is_adapted, merged_state, save_adapter
+from kenpo.models.value_head import ScalarHeads, save_heads
 from kenpo.nested import join, split
 from kenpo.runs.disk import disk_errors, remove_tree, sync_folder, sync_tree
 
@@ -152,10 +153,12 @@ def save_checkpoint(
     tokenizer: Any,
     optimizer: dict[str, Tensor],
     adapter_only: bool = False,
+    heads: ScalarHeads | None = None,
 ) -> Path:
     """Write ``step_NNNNNN`` whole or not at all. `RunError` if the disk refuses; older checkpoints are untouched.
 
     A model with an adapter is written merged, with the adapter under ``trainer/adapter``; or as the adapter alone.
+    Scalar heads lie beside the weights in a file of their own.
     """
     from safetensors.torch import save_file
 
@@ -167,6 +170,8 @@ def save_checkpoint(
             if temporary.exists():
                 shutil.rmtree(temporary)
             (temporary / "trainer").mkdir(parents=True)
+            if heads:
+                save_heads(heads, temporary)
             if adapter_only:
                 save_adapter(model, temporary)
                 tokenizer.save_pretrained(temporary)

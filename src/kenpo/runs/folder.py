@@ -144,11 +144,15 @@ class RunFolder:
             (self.path / "batches").mkdir(exist_ok=True)
             save_rollouts(self.path / "batches" / f"{step:06d}.safetensors", rollouts, info)
 
-    def save(self, state: checkpoints.TrainerState, model: Any, tokenizer: Any, optimizer: dict[str, Any]) -> Path:
+    def save(
+        self, state: checkpoints.TrainerState, model: Any, tokenizer: Any, optimizer: dict[str, Any], heads: Any = None
+    ) -> Path:
         """Write a checkpoint of `state`, then remove old ones."""
         self.check_owner()
         state.files = self.sizes()
-        path = checkpoints.save_checkpoint(self.checkpoints, state, model, tokenizer, optimizer, self.adapter_only)
+        path = checkpoints.save_checkpoint(
+            self.checkpoints, state, model, tokenizer, optimizer, self.adapter_only, heads
+        )
         checkpoints.prune(self.checkpoints, self.keep)
         return path
 

@@ -89,6 +89,10 @@ class TrainConfig:
 
     algorithm: str = "grpo"
     """A catalogued name (`kenpo list`) or your own as file.py:NAME."""
+    critic: str | None = None
+    """What predicts values: trunk, a scalar head on the policy's own states (its default where values are read)."""
+    critic_lr: float | None = None
+    """Learning rate of the critic's head (10 times --lr: it starts from 0)."""
     teacher: str | None = None
     """Model whose log-probs or divergence a distilling algorithm reads (same vocabulary), or base: the policy without
     its adapter (a folder of that name is written ./base)."""
@@ -292,6 +296,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
     if supervised and config.task == BUNDLED_TASK and config.eval_task is None:
         filled["eval_task"] = BUNDLED_TASK
     filled["settings"] = resolve_settings(config.settings, recipe and config.algorithm == "grpo")
+    from kenpo.trainer.machine import best_device, free_threads
+
     if config.device is None:
         filled["device"] = best_device()
     on_gpu = (config.device or filled.get("device") or "").startswith("cuda")
@@ -300,7 +306,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     if config.deterministic == "off" and not on_gpu:
         raise InputError("--deterministic off: kernels on a CPU are deterministic as they are; leave it out")
     if config.threads is None:
-        filled["threads"] = _threads()
+        filled["threads"] = free_threads()
     resolved = config.but(**filled)
     if resolved.lora_rank and resolved.lora_alpha is None:
         resolved = resolved.but(lora_alpha=2.0 * resolved.lora_rank)
@@ -347,19 +353,6 @@ def resolve_settings(given: Mapping[str, Any] | None, recipe: bool) -> dict[str,
 
 def _covers(recipe_key: str, given_key: str) -> bool:
     return given_key.startswith(recipe_key + ".") or recipe_key.startswith(given_key + ".")
-
-
-def best_device() -> str:
-    """The device a run takes by itself: cuda where there is one."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:

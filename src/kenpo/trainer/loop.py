@@ -247,7 +247,10 @@ class Run:
         if not self.ranks.first or self.saved_at == self.state.step:
             return
         self.state.seconds = self._seconds()
-        path = self.folder.save(self.state, self.parts.model, self.parts.tokenizer, self.parts.updater.learner.state())
+        learner = self.parts.updater.learner
+        path = self.folder.save(
+            self.state, self.parts.model, self.parts.tokenizer, learner.state(), learner.scorer.heads
+        )
         self.saved_at = self.state.step
         self._tell("on_checkpoint", self.state.step, path)
 

@@ -44,6 +44,7 @@ SUPPLIED = frozenset(
         "kl_ref",
     }
 )
+VALUED = frozenset({"values", "values_old"})
 TAUGHT = frozenset({"logp_teacher", "kl_teacher"})  # fmt: skip
 
 
@@ -66,7 +67,8 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     """Decide the passes. InputError for a stage that needs a field this trainer does not supply."""
     needs = frozenset(algorithm.needs)
     check_teacher(algorithm, config.teacher)
-    for name in sorted(needs - SUPPLIED - TAUGHT):
+    check_critic(algorithm, config)
+    for name in sorted(needs - SUPPLIED - TAUGHT - VALUED):
         raise InputError(
             f"algorithm {algorithm.name!r} reads {name!r} ({_who(algorithm, name)}), which `kenpo train` does not "
             "supply; put it into kenpo.Rollouts or kenpo.Policy in a loop of your own"
@@ -112,6 +114,16 @@ def _phases(algorithm: Any, old: bool) -> tuple[str | None, str | None]:
     )
     probe = probe.replace(logp_old=zeros) if old else probe
     return algorithm.two_phase(probe, whole_groups=True), algorithm.whole_groups(probe)
+
+
+def check_critic(algorithm: Any, config: TrainConfig) -> None:
+    """InputError for a critic that nothing reads, or that is none."""
+    if not algorithm.needs & VALUED:
+        for option, given in (("--critic", config.critic), ("--critic-lr", config.critic_lr)):
+            if given is not None:
+                raise InputError(f"{option} {given}: no stage of {algorithm.name!r} reads values; leave it out")
+    elif config.critic not in (None, "trunk"):
+        raise InputError(f"--critic {config.critic}: a critic with a model of its own is not there yet; use trunk")
 
 
 def check_teacher(algorithm: Any, teacher: str | None) -> None:

@@ -20,10 +20,11 @@ from kenpo.models.loading import check_ends, check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
 from kenpo.models.scorer import Scorer
 from kenpo.models.teaching import check_vocabulary
+from kenpo.models.value_head import load_heads, new_heads
 from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import usable
 from kenpo.trainer.config import TrainConfig
-from kenpo.trainer.plan import ModelFacts, Passes, plan_passes
+from kenpo.trainer.plan import VALUED, ModelFacts, Passes, plan_passes
 from kenpo.trainer.sources import Inputs, Making, make_source
 from kenpo.trainer.update import Updater
 
@@ -57,9 +58,12 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
         raise InputError(
             f"{config.model}: a quantized model, whose weights can't be trained and saved; dequantize it first"
         )
+    valued = bool(inputs.algorithm.needs & VALUED)
+    heads = (checkpoint and load_heads(model, checkpoint)) or new_heads(model, ("values",) if valued else ())
     scorer = Scorer(
-        model, temperature=config.temperature, packing=config.packing, checkpointing=config.gradient_checkpointing
-    )
+        model, temperature=config.temperature, packing=config.packing, checkpointing=config.gradient_checkpointing,
+        heads=heads,
+    )  # fmt: skip
     facts = ModelFacts.of(scorer)
     passes = plan_passes(inputs.algorithm, config, facts.vocabulary)
     if passes.reference:
@@ -125,7 +129,9 @@ def open_teacher(config: TrainConfig, scorer: Scorer, tokenizer: Any, device: st
 def learner_options(config: TrainConfig, passes: Passes) -> LearnerOptions:
     """The numbers of a learner that the configuration settles."""
     assert config.betas is not None
-    how = OptimizerOptions(config.optimizer, config.betas, config.weight_decay, config.grad_clip)
+    assert config.lr is not None
+    rate = 10.0 if config.critic_lr is None else config.critic_lr / config.lr
+    how = OptimizerOptions(config.optimizer, config.betas, config.weight_decay, config.grad_clip, rate)
     return LearnerOptions(config.microbatch_tokens, frozenset({"entropy"} if passes.entropy else ()), how)
 
 

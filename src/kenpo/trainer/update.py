@@ -72,10 +72,16 @@ class Updater:
         seconds: dict[str, float] = {}
         prompts = prompt_keys(rollouts)
         rollouts = self.score(rollouts, prompts, seconds)
+        if "values_old" in self.algorithm.needs:
+            values = self.learner.terms(rollouts, frozenset({"values"}), prompts).values
+            assert values is not None
+            rollouts = rollouts.replace(values_old=values.to(rollouts.mask.device))
         prepared = kenpo.prepare(self.algorithm, rollouts, state)
         report = Report(rollouts, prepared.state, lr=self._rate(step), seconds=seconds)
         report.trained = int((rollouts.mask & prepared.selected.unsqueeze(1)).sum())
         report.add("selected", float(prepared.selected.sum()), len(rollouts))
+        if prepared.returns is not None and rollouts.values_old is not None:
+            report.add("explained_variance", explained(prepared), 1.0)
         began = time.perf_counter()
         for epoch in range(self.config.epochs):
             for rows in self.minibatches(prepared, step, epoch):
@@ -120,3 +126,16 @@ class Updater:
         report.add("loss", 0.0, 1.0)
         report.add("grad_norm", self.learner.step(report.lr), 1.0)
         report.updates += 1
+
+
+def explained(prepared: Prepared) -> float:
+    """``1 − Var(R − V) / Var(R)`` over the trained tokens: 1 for a critic that knows every return, 0 for one that says
+    the same everywhere, below 0 for one that misleads. 0 where all returns are alike."""
+    rollouts, returns = prepared.rollouts, prepared.returns
+    assert returns is not None
+    assert rollouts.values_old is not None
+    where = rollouts.mask & prepared.selected.unsqueeze(1)
+    if int(where.sum()) < 2:
+        return 0.0
+    spread = float(returns[where].var())
+    return 1.0 - float((returns - rollouts.values_old)[where].var()) / spread if spread > 0 else 0.0
