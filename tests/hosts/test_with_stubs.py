@@ -152,3 +152,11 @@ def test_unknown_counts_and_weights_of_verls_own_are_refused(verl):
         loss(**given, config=types.SimpleNamespace(global_batch_info={"dp_size": 1}))
     with pytest.raises(kenpo.errors.InputError, match="rollout_is"):
         loss(**given, config=types.SimpleNamespace(global_batch_info={}), rollout_is_weights=values)
+
+
+@pytest.mark.parametrize(("name", "what"), [("aux_loss_enabled", "router loss"), ("_is_vlm", "takes images")])
+def test_models_that_trl_trains_otherwise_are_refused(trl, name, what):
+    self = object.__new__(trl.KenpoGRPOTrainer)
+    setattr(self, name, True)
+    with pytest.raises(kenpo.errors.InputError, match=what):
+        self._check_model()

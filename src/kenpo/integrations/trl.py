@@ -82,6 +82,8 @@ class KenpoGRPOTrainer(GRPOTrainer):
                 "the model adds a router loss of its own (output_router_logits), which Kenpo's loss does not hold; "
                 "load it with output_router_logits=False"
             )
+        if getattr(self, "_is_vlm", False):
+            raise InputError("the model takes images, which Kenpo's rows do not hold; pass a model of text alone")
         dropping = [n for n, m in self.model.named_modules() if isinstance(m, torch.nn.Dropout) and m.p > 0]
         if dropping:
             raise InputError(
