@@ -122,6 +122,8 @@ def test_the_answer_goes_by_the_name_of_its_column_too(load):
         "def f(completions, solution, **kw): return [float(s == 'a') for s in solution]", answer_column="solution"
     )
     assert [v.reward for v in one.score(samples()) + many.score(samples())] == [1.0] * 4
+    path = load("def f(completion, truth): return float(truth == 'a')", answer_column="reward_model.truth")
+    assert path.score(samples())[0].reward == 1.0
     with pytest.raises(InputError, match="asks for 'solution'"):
         load("def f(completion, solution): return 1.0")
 

@@ -170,8 +170,29 @@ verifier.score([Sample(completion="hang", answer="a")])
 
 
 def test_a_function_that_returns_twice_answers_once(verifier):
-    verdicts = verifier().score(samples("fork", "fork and raise", "good", "fork", "good"))
+    one = verifier()
+    verdicts = one.score(samples("fork", "fork and raise", "good", "fork", "good"))
     assert [v.reward for v in verdicts] == [1.0] * 5
+    if sys.platform == "linux":
+        (worker,) = one.processes()
+        assert gone(descendants(worker))  # the children of the forks have ended
+        assert alive(worker)
+
+
+def test_workers_that_end_before_they_are_asked_are_not_started_for_ever(verifier, monkeypatch):
+    from kenpo.experience.pool import Pool
+
+    one, receive = verifier(), Pool._receive
+
+    def spoiled(self, worker, message, answers):
+        receive(self, worker, message, answers)
+        worker.give_up("spoiled")
+
+    monkeypatch.setattr(Pool, "_receive", spoiled)
+    one.close()
+    verdicts = one.score(samples("good", "good"))
+    assert [v.status for v in verdicts] == ["error", "error"]
+    assert "spoiled" in verdicts[0].detail
 
 
 def test_writing_into_the_pipe_forges_nothing_and_loses_nothing(verifier):

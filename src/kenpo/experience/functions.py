@@ -20,7 +20,7 @@ class UserFunction(Remote):
     It returns a number, None or NaN to abstain, or a dict with `reward` and named parts; for a group a list of these.
     Whatever it raises is a verdict with status "error". Loaded at once in a worker; InputError if that fails, or if its
     parameters fit no form. `columns` are the data's (None: unknown), `answer_column` the name of the one with the
-    answer, which is handed over under that name too.
+    answer, which is handed over under that name too (the last one of a path).
     """
 
     keep_truncated = True
@@ -34,7 +34,7 @@ class UserFunction(Remote):
         setup = {
             "kind": "function", "path": str(Path(file).resolve()), "function": function, "task": task,
             "columns": None if columns is None else list(columns),
-            "answer_column": None if answer_column == "answer" else answer_column,
+            "answer_column": None if answer_column == "answer" else (answer_column or "").rpartition(".")[2] or None,
         }  # fmt: skip
         super().__init__(setup, how, grace=_GRACE)
         try:

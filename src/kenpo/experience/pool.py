@@ -21,6 +21,7 @@ from kenpo.experience.process import Process
 MEMORY_BYTES = 8 << 30  # address space of one worker
 START_LIMIT = 120.0  # seconds until a worker has imported what it needs
 SLOW_FAILURES, QUICK_FAILURES, QUICK = 4, 8, 5.0  # give up after so many of one kind: the first number beyond QUICK s
+_BARREN = 5  # workers in a row that end before they were asked anything
 _TICK = 0.25  # seconds between looks at the clock and at dead workers
 
 
@@ -79,6 +80,7 @@ class Pool:
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._workers: list[Process] = []
         self._failure: str | None = None
+        self._barren = 0
         self._printed = Printed(how.show)
         self._end = weakref.finalize(self, _end_all, self._workers)
 
@@ -137,7 +139,7 @@ class Pool:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _fill(self, count: int) -> None:
-        self._failure = None
+        self._failure, self._barren = None, 0
         for worker in [w for w in self._workers if w.broken or not w.alive()]:
             self._replace(worker, start=False)
         while len(self._workers) < count:
@@ -252,6 +254,10 @@ class Pool:
             elif task is not None:
                 how = worker.last_words()
                 answers[task] = {"status": "error", "detail": how, "kind": how.partition(", its last line")[0]}
+            self._barren = 0 if task is not None else self._barren + 1
+            if self._barren >= _BARREN:
+                self._failure = worker.last_words()
+                return
             self._replace(worker, start=True)
 
     def _await_end(self, worker: Process) -> None:
