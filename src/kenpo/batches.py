@@ -11,20 +11,24 @@ import torch
 from torch import Tensor
 
 from kenpo.errors import InputError
+from kenpo.fields import CONTEXT
 from kenpo.types import ROLLOUT_FIELDS, Rollouts
 
-_PART = "reward_parts."
+_NAMED = ("reward_parts", "contexts")  # fields that hold tensors by name: in a file, field.name
 
 
 def _tensors(rollouts: Rollouts) -> dict[str, Tensor]:
-    named = {**rollouts.tensors(), **{_PART + n: v for n, v in rollouts.reward_parts.items()}}
+    named = {f"{field}.{n}": v for field in _NAMED for n, v in getattr(rollouts, field).items()}
+    named = {**rollouts.tensors(), **named}
     return {n: v.detach().cpu().contiguous() for n, v in named.items()}
 
 
 def _from_tensors(tensors: dict[str, Tensor]) -> Rollouts:
-    parts = {n.removeprefix(_PART): v for n, v in tensors.items() if n.startswith(_PART)}
     fields = {n: v for n, v in tensors.items() if n in ROLLOUT_FIELDS}
-    return Rollouts(**fields, reward_parts=parts)
+    parts, contexts = (
+        {n.removeprefix(f"{field}."): v for n, v in tensors.items() if n.startswith(f"{field}.")} for field in _NAMED
+    )
+    return Rollouts(**fields, reward_parts=parts, contexts=contexts)
 
 
 def to_bytes(rollouts: Rollouts, info: dict | None = None) -> bytes:
@@ -76,8 +80,8 @@ def load_rollouts(path: str | os.PathLike[str]) -> Rollouts:
 def concatenate(batches: Sequence[Rollouts]) -> Rollouts:
     """The rows of all batches in order, widened to the longest and padded on the right with each field's padding value.
 
-    Group numbers are taken as they are; a reward part that a batch lacks is NaN there. InputError for batches whose
-    fields differ, or for none at all.
+    Group numbers are taken as they are; a reward part that a batch lacks is NaN there, a context is absent. InputError
+    for batches whose fields differ, or for none at all.
     """
     if not batches:
         raise InputError("no batches to join")
@@ -92,7 +96,12 @@ def concatenate(batches: Sequence[Rollouts]) -> Rollouts:
     parts = {
         n: torch.cat([b.reward_parts.get(n, torch.full_like(b.rewards, torch.nan)) for b in batches]) for n in named
     }
-    return Rollouts(**fields, reward_parts=parts)
+    absent = [torch.full((len(b), 0), CONTEXT.pad, dtype=torch.int64, device=b.mask.device) for b in batches]
+    contexts = {
+        n: _join([b.contexts.get(n, none) for b, none in zip(batches, absent, strict=True)], CONTEXT.pad)
+        for n in dict.fromkeys(n for b in batches for n in b.contexts)
+    }
+    return Rollouts(**fields, reward_parts=parts, contexts=contexts)
 
 
 def _join(tensors: Sequence[Tensor], pad: float) -> Tensor:

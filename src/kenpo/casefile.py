@@ -75,7 +75,7 @@ def rollouts_from(raw: Any) -> Rollouts:
     if missing:
         raise InputError(f"rollouts.{missing[0]} is missing; mask, group and rewards are required")
     named = {n: _tensor(f"rollouts.reward_parts.{n}", v, FieldSpec("B", "float")) for n, v in parts.items()}
-    return Rollouts(**fields, reward_parts=named)
+    return Rollouts(**fields, reward_parts=named, contexts={})
 
 
 def policy_from(raw: Any) -> Policy:

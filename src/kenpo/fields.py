@@ -71,6 +71,9 @@ ROLLOUT_FIELDS: dict[str, FieldSpec] = {
     "router_logp_old": FieldSpec("BTLK", "float"),
 }
 
+#: Ids of another prompt for the same response, under a name of their own in ``rollouts.contexts``.
+CONTEXT = FieldSpec("BP", "int", -1)
+
 POLICY_FIELDS: dict[str, FieldSpec] = {
     "logp": FieldSpec("BT", "float"),
     "entropy": FieldSpec("BT", "float"),

@@ -19,6 +19,7 @@ from torch import Tensor
 from kenpo.errors import InputError
 from kenpo.fields import (
     ANCHORS,
+    CONTEXT,
     EXPERT,
     POLICY_FIELDS,
     ROLLOUT_FIELDS,
@@ -81,6 +82,8 @@ class Rollouts(Fields):
     turn                    [B,T] int        turn number
     routes, router_logp_old [B,T,L,K]        experts chosen while sampling, and their old log-scores
     reward_parts            name -> [B]      named components of the reward
+    contexts                name -> [B,P]    ids of another prompt for the same response, -1 padded; all -1: the row has
+                                             none (`kenpo.contexts`)
     ======================= ================ ===========================================================================
 
     Floating fields keep the dtype they came with. Entries at masked positions may hold anything, NaN included.
@@ -123,6 +126,7 @@ class Rollouts(Fields):
     routes: Tensor | None = None
     router_logp_old: Tensor | None = None
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict)
+    contexts: Mapping[str, Tensor] = field(default_factory=dict)
 
     _specs = ROLLOUT_FIELDS
 
@@ -136,6 +140,8 @@ class Rollouts(Fields):
         parts = {n: checked(f"reward_parts.{n}", v, FieldSpec("B", "float"), batch, width)
                  for n, v in self.reward_parts.items()}  # fmt: skip
         object.__setattr__(self, "reward_parts", parts)
+        ids = {n: checked(f"contexts.{n}", v, CONTEXT, batch, width) for n, v in self.contexts.items()}
+        object.__setattr__(self, "contexts", ids)
         if width and bool(self.mask[:, 0].any()):
             raise InputError(
                 "mask: position 0 is trainable, but no token precedes it; put the prompt (or one masked column) first"
@@ -151,7 +157,8 @@ class Rollouts(Fields):
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
         made = super()._each(change)
-        object.__setattr__(made, "reward_parts", {n: change(v) for n, v in self.reward_parts.items()})
+        for named in ("reward_parts", "contexts"):
+            object.__setattr__(made, named, {n: change(v) for n, v in getattr(self, named).items()})
         return made
 
 

@@ -51,6 +51,7 @@ def build_rollouts(
     *,
     also: Collection[str] = (),
     without: Collection[str] = (),
+    contexts: Collection[str] = (),
     dtype: torch.dtype = torch.float32,
 ) -> Rollouts:
     """`Rollouts` with each episode's tokens in order, padded with -1 on the right.
@@ -59,7 +60,8 @@ def build_rollouts(
     ``prefix`` is the prompt's identity, decided here once. ``also`` names further fields to fill: ``support_ids``,
     ``turn``, ``trajectory``, ``origin``, ``topk_ids`` and ``topk_logp_sampler``, ``routes``, and the names in
     ``numbers`` (NaN where a row has none); ``without`` names fields to leave out (``logp_sampler`` where nobody knows
-    it). The choice of fields depends on these two alone, so that the batches of all ranks can be joined.
+    it); ``contexts`` names those of the episodes' contexts to take along. The choice of fields depends on these three
+    alone, so that the batches of all ranks can be joined.
     Raises `InputError` for an episode that lacks what a field needs.
     """
     wanted = (ALWAYS | frozenset(also)) - frozenset(without)
@@ -100,9 +102,20 @@ def build_rollouts(
         rewards=torch.tensor([row.reward for row in rows], dtype=dtype),
         tokens=tokens,
         reward_parts=parts,
+        contexts=_contexts([row.episode.contexts for row in rows], contexts),
         **fields,
         **{n: filled.values for n, filled in per_token.items()},
     )
+
+
+def _contexts(episodes: Sequence[Mapping[str, Sequence[int]]], names: Collection[str]) -> dict[str, Tensor]:
+    """Each named context as [B,P] ids, -1 where an episode has none of that name."""
+    made = {}
+    for name in names:
+        width = max((len(c.get(name, ())) for c in episodes), default=0)
+        rows = [[*(ids := c.get(name, ())), *[-1] * (width - len(ids))] for c in episodes]
+        made[name] = torch.tensor(rows, dtype=torch.int64).reshape(len(episodes), width)
+    return made
 
 
 # Field of Rollouts -> the segment's attribute that fills it.

@@ -147,7 +147,7 @@ class KenpoGRPOTrainer(GRPOTrainer):
                 made[name] = place(value)
         return made
 
-    def _rollouts(self, columns: dict[str, Tensor]) -> Rollouts:
+    def _rollouts(self, columns: dict[str, Any]) -> Rollouts:
         """The whole generation. A row on which every reward function returned None has the reward NaN: no verdict."""
         parts = self._parts.cpu()
         rewards = (parts * self.reward_weights.to(parts)).nansum(1)

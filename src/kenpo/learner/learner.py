@@ -17,6 +17,7 @@ from torch import Tensor
 
 import kenpo
 from kenpo.checks import checked_at_the_end
+from kenpo.contexts import at_own_places, in_context
 from kenpo.learner.cutting import cut, cut_groups
 from kenpo.learner.figures import Figures
 from kenpo.learner.idle import idle_rows
@@ -65,10 +66,13 @@ class Learner:
 
     def terms(
         self, rollouts: Rollouts, want: frozenset[str] = LOGP, prompts: Sequence[int] | None = None,
-        scorer: Scorer | None = None,
+        scorer: Scorer | None = None, context: str | None = None,
     ) -> Policy:  # fmt: skip
         """The wanted terms of the whole batch under `scorer` (None: this learner's own): each rank runs its part, every
-        rank gets all, on the scorer's device. `prompts` as in `Scorer.terms`."""
+        rank gets all, on the scorer's device. `prompts` and `context` as in `Scorer.terms`."""
+        if context is not None:
+            terms = self.terms(in_context(rollouts, context), want, prompts, scorer)
+            return Policy(**at_own_places(terms.tensors(), rollouts))
         scorer = scorer or self.scorer
         keys = prompt_keys(rollouts) if prompts is None else prompts
         with torch.no_grad():

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kenpo.contexts import at_own_places, in_context
 from kenpo.divergence import Term
 from kenpo.errors import InputError, MissingFieldError
 from kenpo.models import backward as head_walk
@@ -64,6 +65,7 @@ class Scorer:
         self.heads = ScalarHeads() if heads is None else heads
         self.scalars_only = scalars_only
         self.teacher: Scorer | None = None
+        self.teacher_context: str | None = None  # the context under which the teacher reads; None: the rows as they are
         self.term: Term | None = None
         self.device = next(model.parameters()).device
         self.context, self.vocabulary = context_length(model), vocabulary_size(model)
@@ -126,7 +128,10 @@ class Scorer:
     # -- terms and gradients ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def terms(self, rollouts: Rollouts, want: frozenset[str] = LOGP, prompts: Sequence[int] | None = None) -> Policy:
+    def terms(
+        self, rollouts: Rollouts, want: frozenset[str] = LOGP, prompts: Sequence[int] | None = None,
+        context: str | None = None,
+    ) -> Policy:  # fmt: skip
         """The wanted Policy fields of the rollouts' trainable tokens, without graph, on the model's device.
 
         ``rollouts.tokens`` [B,T] holds -1 where there is no token, anywhere in the row. ``logp`` [B,T] in nats,
@@ -134,12 +139,16 @@ class Scorer:
         KL(π_θ‖reference); ``values`` [B,T] is V before token t, ``score`` [B] stands at the last trainable token; 0 off
         the mask. ``rollouts.support_ids`` [B,T,K], if present, are the ids that top-k or top-p sampling kept: terms of
         the vocabulary are then those of the distribution renormalised over them (a position with none keeps it whole).
-        `prompts` [B] are numbers, equal for rows with the same prompt (None: found by their tokens).
+        `prompts` [B] are numbers, equal for rows with the same prompt (None: found by their tokens). ``context`` names
+        another prompt, under which the responses are read (`in_context`); `prompts` then number the contexts.
 
         Logits are raised to float32 before the temperature, float64 stays. A batch without trainable token gives zeros.
         Raises `InputError` for a trainable position without token or predecessor, ids outside the vocabulary, rows
         longer than the context, a sampled token outside its support, and a field that this scorer does not make.
         """
+        if context is not None:
+            terms = self.graph(in_context(rollouts, context), want, prompts)
+            return Policy(**at_own_places(terms.tensors(), rollouts))
         return self.graph(rollouts, want, prompts)
 
     def graph(self, rollouts: Rollouts, want: frozenset[str] = LOGP, prompts: Sequence[int] | None = None) -> Policy:
@@ -210,14 +219,19 @@ class Scorer:
                 other = Reference(self.reference.states(rows, keys)[0], self.reference.head)
         return Forward(
             rows, states, ends if "score" in want else None, self.head, self.heads, support, topk, other,
-            self._taught(rows, keys) if "kl_teacher" in want else None,
+            self._taught(rollouts, rows, keys) if "kl_teacher" in want else None,
         )  # fmt: skip
 
     @torch.no_grad()
-    def _taught(self, rows: Rows, prompts: Sequence[int]) -> tuple[Reference, Term]:
+    def _taught(self, rollouts: Rollouts, rows: Rows, prompts: Sequence[int]) -> tuple[Reference, Term]:
         """What the teacher says about the same predictions, a constant."""
         assert self.teacher is not None
         assert self.term is not None
+        if self.teacher_context is not None:  # the same targets in the same order, after other prompts
+            hinted = in_context(rollouts, self.teacher_context)
+            found = compact(hinted, self.device, self.context, self.vocabulary)
+            assert found is not None
+            rows, prompts = found, prompt_keys(hinted)
         return Reference(self.teacher.states(rows, prompts)[0], self.teacher.head), self.term
 
     def states(self, rows: Rows, prompts: Sequence[int]) -> tuple[Tensor, Tensor]:
