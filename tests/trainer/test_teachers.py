@@ -1,13 +1,15 @@
 """Distilling runs: the teacher is asked, resumes and is refused where it can't teach."""
 
 import json
+import math
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from kenpo.errors import InputError
-from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.config import TrainConfig, to_dict
 from kenpo.trainer.loop import train
 from kenpo.trainer.settle import recorded_config
 
@@ -15,6 +17,12 @@ from kenpo.trainer.settle import recorded_config
 @pytest.fixture
 def taught(options, models):
     return options | {"teacher": str(models / "llama"), "eval_problems": 0, "settings": {}}
+
+
+def load_policy(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 def weights(run):
@@ -39,8 +47,6 @@ def test_a_run_with_a_teacher_goes_on_bit_for_bit(taught, tmp_path):
     options = taught | {"algorithm": "teacher_mixed", "checkpoint_every": 2}
     train(TrainConfig(**(options | {"out": str(whole), "steps": 4, "keep": 0})))
     train(TrainConfig(**(options | {"out": str(cut), "steps": 4, "keep": 0})))
-    import shutil
-
     shutil.rmtree(cut / "checkpoints/step_000004")
     (cut / "summary.json").unlink()
     train(recorded_config(cut).but(out=str(cut), resume=True, quiet=True))
@@ -59,13 +65,103 @@ def test_the_policy_without_its_adapter_teaches(options, tmp_path):
     assert float(gaps[1]) < 1e-5  # and a policy that its teacher equals does not move
 
 
+HINTED = {"teacher": "hint", "hint_column": "hint", "minibatches": 2, "max_tokens": 8}
+
+
+@pytest.mark.parametrize("name", ["sdpo", "opsd", "teacher_mixed", "sdpo-sampled"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_hinted_policy_teaches_and_goes_on_bit_for_bit(name, rank, taught, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    options = taught | HINTED | {"algorithm": name, "steps": 4, "keep": 0, "lora_rank": rank, "record_batches": True}
+    for run in (whole, cut):
+        train(TrainConfig(**(options | {"out": str(run)})))
+    batch = load_file(str(whole / "batches/000001.safetensors"))
+    assert bool(batch["hinted"].all())
+    assert bool((batch["contexts.hint"] >= 0).any(1).all())
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["grad_norm"]["sum"] > 0 and line["hinted"] == {"sum": 12, "count": 12} for line in lines)
+    shutil.rmtree(cut / "checkpoints/step_000004")
+    (cut / "summary.json").unlink()
+    train(recorded_config(cut).but(out=str(cut), resume=True, quiet=True))
+    name = "checkpoints/step_000004/trainer/optimizer.safetensors"
+    one, two = (load_file(str(run / name)) | weights(run) for run in (whole, cut))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[n], two[n]) for n in one)
+
+
+def test_peers_are_the_hints_of_sdpo(taught, tmp_path):
+    out = tmp_path / "run"
+    more = {"algorithm": "sdpo", "teacher": "hint", "out": str(out), "steps": 1, "record_batches": True}
+    train(TrainConfig(**(taught | more | {"settings": {"weights.hinted.threshold": 0.9}})))
+    batch = load_file(str(out / "batches/000001.safetensors"))
+    for group in batch["group"].unique():
+        rows = batch["group"] == group
+        good = (batch["rewards"][rows] >= 0.9).long()
+        want = [bool((good.sum() - good[i]) > 0) for i in range(int(rows.sum()))]
+        assert batch["hinted"][rows].tolist() == want
+
+
+def test_an_average_that_follows_at_once_is_the_policy_itself(taught, tmp_path):
+    """Rate 1 reads the live policy; a rate of nearly 1 must say nearly the same, and both differ from rate 0."""
+    found = {}
+    for rate in (0.0, 0.9999999, 1.0):
+        out = tmp_path / str(rate)
+        settings = {"weights.hinted.average": rate}
+        options = taught | HINTED | {"algorithm": "sdpo", "settings": settings, "out": str(out), "steps": 3}
+        train(TrainConfig(**options))
+        found[rate] = torch.cat([t.flatten() for t in weights(out).values()])
+    assert torch.allclose(found[1.0], found[0.9999999], atol=1e-5)
+    assert not torch.allclose(found[1.0], found[0.0], atol=1e-5)
+
+
+def test_two_processes_give_the_run_of_one_under_hints(taught, tmp_path, spawn):
+    options = taught | HINTED | {"algorithm": "sdpo", "steps": 2, "dtype": "float64", "out": str(tmp_path / "one")}
+    train(TrainConfig(**options))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(to_dict(recorded_config(tmp_path / "one"))))
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29657")
+    done = spawn("train", "--config", config, "--out", tmp_path / "two", launcher=launcher)
+    _, err = done.communicate(timeout=200)
+    assert done.returncode == 0, err[-2000:]
+    one, two = (weights(tmp_path / run) for run in ("one", "two"))
+    assert all(torch.allclose(one[n], two[n], rtol=1e-6, atol=1e-9) for n in one)
+
+
+def test_minillm_samples_from_the_mixture(taught, tmp_path):
+    out = tmp_path / "run"
+    train(TrainConfig(**(taught | {"algorithm": "minillm", "out": str(out), "steps": 2, "record_batches": True})))
+    batch, line = (
+        load_file(str(out / "batches/000001.safetensors")),
+        json.loads((out / "metrics.jsonl").read_text().splitlines()[0]),
+    )
+    mask = batch["mask"]
+    assert "sampler_gap" not in line  # the mixture is no fault of the sampler
+    policy = load_policy(taught["model"])
+    tokens = batch["tokens"]
+    for row in range(len(tokens)):
+        ids = tokens[row][tokens[row] >= 0]
+        p, q = (
+            torch.cat(
+                [torch.zeros(1), m(input_ids=ids[None]).logits[0].log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]]
+            )
+            for m in (policy, load_policy(taught["teacher"]))
+        )
+        mixed = torch.logaddexp(p + math.log(0.8), q + math.log(0.2)).detach()
+        at = mask[row][: len(ids)]
+        assert torch.allclose(batch["logp_sampler"][row][: len(ids)][at], mixed[at], atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         ({"teacher": None}, "name the teacher"),
         ({"algorithm": "grpo"}, "no stage of 'grpo' reads a teacher"),
         ({"teacher": "base"}, "no adapter to leave off"),
-        ({"teacher": "hint"}, "hint"),
+        ({"teacher": "hint", "hint_column": "nowhere"}, "no hint in column 'nowhere'"),
+        ({"teacher": "hint", "hint_template": "{prompt}"}, "hint-template"),
+        ({"hint_column": "hint"}, "--hint-column 'hint'"),
+        ({"algorithm": "minillm", "teacher": "hint"}, "mixture"),
+        ({"algorithm": "sdpo", "teacher": "hint", "group_size": 1}, "another sample of the group"),
         ({"teacher": "no/such/place"}, "no such"),
     ],
 )

@@ -15,6 +15,6 @@ from kenpo.stages import Hinted, MinimiseTerm, TeacherTerm
 OPSD = SDPO.but(
     name="opsd",
     source="arXiv:2601.18734",
-    weights=(Hinted(),),
+    weights=(Hinted(by="column", average=0.0),),
     surrogate=MinimiseTerm(TeacherTerm(kind="forward", temperature=1.1, clip=None)),
 )

@@ -213,14 +213,14 @@ def _growing_layer() -> type:
     return GrowingLayer
 
 
-_chosen: weakref.WeakKeyDictionary[Any, type] = weakref.WeakKeyDictionary()
+_chosen: weakref.WeakKeyDictionary[Any, type[Decoder]] = weakref.WeakKeyDictionary()
 
 
-def choose(model: Any) -> type:
+def choose(model: Any) -> type[Decoder]:
     """The quickest decoder that a probe proves right for the model; warns once where it is not the usual one."""
     if model not in _chosen:
         reasons: list[str] = []
-        kind: type = UncachedDecoder
+        kind: type[Decoder] = UncachedDecoder
         for kind, what in ((CachedDecoder, "shared prefill"), (PlainCachedDecoder, "cache")):
             reason = fault(model, kind)
             if reason is None:
@@ -237,14 +237,14 @@ def choose(model: Any) -> type:
 
 
 @torch.no_grad()
-def fault(model: Any, kind: type) -> str | None:
+def fault(model: Any, kind: type[Decoder]) -> str | None:
     """Why a decoder is not right for the model, or None: two prompts, shared and dropped rows, two steps."""
     device = model.get_input_embeddings().weight.device
     size, room = vocabulary_size(model), context_length(model) or 16
     if room < 6:
         return "its context is too short to try it"
     word = [(i * 7919 + 1) % size for i in range(8)]
-    prompts = [word[:4], word[4:6]] if kind.pads else [word[:3], word[3:6]]  # type: ignore[attr-defined]
+    prompts = [word[:4], word[4:6]] if kind.pads else [word[:3], word[3:6]]
     try:
         decoder, plain = kind(model), UncachedDecoder(model)
         owner = torch.tensor([0, 0, 1], device=device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kenpo.engines.base import Done, Engine, Request, SamplingOptions, Weights, check_prompt_fits
-from kenpo.engines.decoding import CachedDecoder, Decoder, choose
+from kenpo.engines.decoding import Decoder, choose
 from kenpo.engines.sampling import Draw, StopStrings, cut_text, draw, take_best, uniforms
 from kenpo.engines.text import decode_all
 from kenpo.episode import Episode, Segment, given
@@ -49,11 +49,10 @@ class HFEngine(Engine):
         self._check(requests)
         self.model.eval()
         found: dict[int, Episode] = {}
-        kind: type[Decoder] = choose(self.model) if requests else CachedDecoder
         for options in dict.fromkeys(r.options for r in requests):
             places = [i for i, r in enumerate(requests) if r.options == options]
-            for chunk in self._chunks(requests, places, kind.pads):
-                for i, episode in zip(chunk, self._run(kind, requests, chunk, options), strict=True):
+            for chunk in self._chunks(requests, places, self.pads()):
+                for i, episode in zip(chunk, self._run(requests, chunk, options), strict=True):
                     found[i] = episode
                     if done is not None:
                         done(i, episode)
@@ -90,14 +89,20 @@ class HFEngine(Engine):
         if chunk:
             yield chunk
 
-    def _run(
-        self, kind: type[Decoder], requests: Sequence[Request], chunk: Sequence[int], options: SamplingOptions
-    ) -> list[Episode]:
+    def pads(self) -> bool:
+        """Whether prompts of different lengths may run together."""
+        return choose(self.model).pads
+
+    def decoder(self, options: SamplingOptions) -> Decoder:
+        """What gives the logits of one batch, token by token."""
+        return choose(self.model)(self.model)
+
+    def _run(self, requests: Sequence[Request], chunk: Sequence[int], options: SamplingOptions) -> list[Episode]:
         device = self.model.get_input_embeddings().weight.device
         rows = [requests[i] for i in chunk]
         place = {prompt: i for i, prompt in enumerate(dict.fromkeys(r.prompt for r in rows))}
         owner = torch.tensor([place[r.prompt] for r in rows], device=device)
-        decoder = kind(self.model)
+        decoder = self.decoder(options)
         limits = torch.tensor([self._limit(r) for r in rows], device=device)
         u = uniforms([r.seed for r in rows], int(limits.max())).to(device)
         greedy = torch.tensor([r.greedy for r in rows], device=device)

@@ -78,7 +78,7 @@ def _draw(key: int, seed: int, index: int) -> tuple[int, int]:
 
 
 def _problem(a: int, b: int) -> Problem:
-    return Problem(id=a * 1000 + b, prompt=f"{a}+{b}=", answer=a + b)
+    return Problem(id=a * 1000 + b, prompt=f"{a}+{b}=", answer=a + b, extra={"hint": trace(a, b)})
 
 
 class AdditionTask:
@@ -87,6 +87,7 @@ class AdditionTask:
     name = "addition"
     verifier = "numeric"
     system: str | None = None
+    hint_template = "{hint};{prompt}"
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed

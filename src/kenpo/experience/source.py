@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from kenpo.batches import concatenate
+from kenpo.contexts import has_context
 from kenpo.engines.base import Engine, Request, SamplingOptions
 from kenpo.episode import Episode
 from kenpo.errors import InputError, RefillExhaustedError, RunError, VerifierError
 from kenpo.experience.draw import draw_prioritised
 from kenpo.experience.episode import Row, build_rollouts
 from kenpo.experience.evaluate import Evaluator
+from kenpo.experience.hints import HINT, Hints
 from kenpo.experience.judge import Judge, all_stop, describe, sample_groups
 from kenpo.experience.problem import Problem
 from kenpo.experience.prompts import Prompts
@@ -110,10 +112,10 @@ class OnPolicy(Source):
 
     def __init__(
         self, task: Task, verifier: Verifier, engine: Engine, prompts: Prompts, ranks: Ranks, options: BatchOptions,
-        sampling: SamplingOptions, evaluator: Evaluator | None = None,
+        sampling: SamplingOptions, evaluator: Evaluator | None = None, hints: Hints | None = None,
     ) -> None:  # fmt: skip
         self.task, self.verifier, self.engine, self.prompts, self.ranks = task, verifier, engine, prompts, ranks
-        self.options, self.sampling, self.evaluator = options, sampling, evaluator
+        self.options, self.sampling, self.evaluator, self.hints = options, sampling, evaluator, hints
         self.heldout = len(evaluator.problems) if evaluator else 0
         self.also = (["support_ids"] if sampling.truncates else []) + (["baseline"] if options.baseline else [])
 
@@ -159,6 +161,8 @@ class OnPolicy(Source):
         figures = sample_figures([records[n] for n in _samples(records)], self.options.correct_at)
         figures["groups_kept"] = {"sum": int(whole.group.unique().numel()), "count": drawn}
         figures["rounds"] = rounds
+        if whole.hinted is not None:
+            figures["hinted"] = {"sum": int(whole.hinted.sum()), "count": len(whole)}
         generated = sum(r["tokens"] for r in records)
         return Collected(whole, records, figures, {"cursor": stream.cursor}, generated, seconds)
 
@@ -180,13 +184,19 @@ class OnPolicy(Source):
         for i, (episodes, verdicts) in judged.items():
             problem = groups[i][0]
             greedy = judged[_baseline(i)][1][0].reward if o.baseline and i >= 0 else None
+            if self.hints is not None and i >= 0:
+                episodes = self.hints.beside(problem, episodes, verdicts)
             for j, (e, v) in enumerate(zip(episodes, verdicts, strict=True)):
                 record = {"step": step, "round": round_, **describe(problem, j, e, v)}
                 records.append(record if i >= 0 else {**record, "baseline": True})
                 if i >= 0:
                     rows.append(_row(problem, e, v, first_group + i, greedy))
-        batch = build_rollouts(rows, also=self.also, dtype=o.dtype) if rows else None
-        return self.ranks.gather_rollouts(batch), self.ranks.gather_list(records)
+        shown = () if self.hints is None else (HINT,)
+        batch = build_rollouts(rows, also=self.also, contexts=shown, dtype=o.dtype) if rows else None
+        whole = self.ranks.gather_rollouts(batch)
+        if shown:
+            whole = whole.replace(hinted=has_context(whole, HINT))
+        return whole, self.ranks.gather_list(records)
 
     def _sample(
         self, groups: Mapping[int, tuple[Problem, list[Request]]], seconds: dict[str, float]

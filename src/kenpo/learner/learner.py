@@ -18,6 +18,7 @@ from torch import Tensor
 import kenpo
 from kenpo.checks import checked_at_the_end
 from kenpo.contexts import at_own_places, in_context
+from kenpo.learner.average import AVERAGED, Average
 from kenpo.learner.cutting import cut, cut_groups
 from kenpo.learner.figures import Figures
 from kenpo.learner.idle import idle_rows
@@ -57,6 +58,7 @@ class Learner:
     def __init__(self, scorer: Scorer, options: LearnerOptions | None = None, ranks: Ranks | None = None) -> None:
         self.scorer, self.options, self.ranks = scorer, options or LearnerOptions(), ranks or Ranks()
         self.optimizer = Optimizer(scorer.named_parameters(), self.options.optimizer)
+        self.average: Average | None = None  # of the policy, followed after each step
 
     def fields(self, algorithm: Any) -> frozenset[str]:
         """The Policy fields that this learner makes and the algorithm sends gradients to."""
@@ -158,7 +160,10 @@ class Learner:
 
     def step(self, lr: float) -> float:
         """Clip and take one optimizer step at rate `lr`; returns the gradient's norm before clipping."""
-        return self.optimizer.step(lr)
+        norm = self.optimizer.step(lr)
+        if self.average is not None:
+            self.average.follow()
+        return norm
 
     # -- weights and state ------------------------------------------------------------------------------------------
 
@@ -169,12 +174,14 @@ class Learner:
         yield from ((n, t.detach()) for n, t in tensors.items())
 
     def state(self) -> dict[str, Tensor]:
-        """Moments, step counts and master weights by parameter name."""
-        return self.optimizer.state()
+        """Moments, step counts, master weights and a moving average by parameter name."""
+        return self.optimizer.state() | (self.average.state() if self.average else {})
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take up what `state` gave. RunError if it belongs to other parameters or another optimizer."""
-        self.optimizer.load(tensors)
+        self.optimizer.load({n: t for n, t in tensors.items() if not n.startswith(AVERAGED)})
+        if self.average is not None:
+            self.average.load(tensors)
 
 
 class _Task:

@@ -20,7 +20,7 @@ from torch import Tensor
 from kenpo.errors import InputError
 from kenpo.models.foreign import nobody_asked, refuse_modules
 
-ACTIVE, STARTING = "default", "starting"
+ACTIVE, STARTING, AVERAGE = "default", "starting", "average"
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -132,21 +132,27 @@ def policy_as_it_is(model: Any) -> Chosen:
     own = dict(model.named_parameters())
     if not any(bool(p.any()) for n, p in own.items() if ".lora_B." in n or ".lora_embedding_B." in n):
         return Chosen(model, None)
+    return copied_adapter(model, STARTING)
+
+
+def copied_adapter(model: Any, to: str) -> Chosen:
+    """A frozen copy of the trained adapter beside it, called `to`."""
+    own = dict(model.named_parameters())
     wrapped, trained = model._kenpo_adapter, {n: p.requires_grad for n, p in own.items()}
     with _quiet():
-        wrapped.add_adapter(STARTING, wrapped.peft_config[ACTIVE])
+        wrapped.add_adapter(to, wrapped.peft_config[ACTIVE])
     own = dict(model.named_parameters())
     with torch.no_grad():
         for name, p in own.items():
-            if f".{STARTING}." in name:
-                source_name = name.replace(f".{STARTING}.", f".{ACTIVE}.")
+            if f".{to}." in name:
+                source_name = name.replace(f".{to}.", f".{ACTIVE}.")
                 source = own[source_name]
                 p.data = source.detach().clone()
                 p.requires_grad_(False)
                 source.requires_grad_(trained[source_name])
     for m in _layers(model):
         m._active_adapter = [ACTIVE]
-    return Chosen(model, STARTING)
+    return Chosen(model, to)
 
 
 def _layers(model: Any) -> Iterator[Any]:

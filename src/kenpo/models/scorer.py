@@ -24,7 +24,7 @@ from kenpo.models import shared_prompt
 from kenpo.models.checkpointing import checkpointed, enable_checkpointing
 from kenpo.models.head import Reference, find_head
 from kenpo.models.loading import context_length, vocabulary_size
-from kenpo.models.lora import Chosen, is_adapted, policy_as_it_is
+from kenpo.models.lora import AVERAGE, Chosen, copied_adapter, is_adapted, policy_as_it_is
 from kenpo.models.passes import Rows, call, check_vocabulary, compact, on_host, prompt_keys, to_device
 from kenpo.models.terms import OF_THE_VOCABULARY, Forward, nothing, terms_of
 from kenpo.models.value_head import ScalarHeads
@@ -106,22 +106,36 @@ class Scorer:
     def frozen(self) -> Scorer:
         """The policy that the model is now, to be asked after the model has moved on: the same model with its adapter
         off or with a frozen copy of it, or a frozen copy of the model."""
-        twin = copy.copy(self)
-        twin.reference, twin.teacher, twin.layers = None, None, []
-        twin.heads = copy.deepcopy(self.heads).requires_grad_(False)
+        twin = self.as_it_goes()
         if is_adapted(self.model):
             twin.chosen = policy_as_it_is(self.model)
             return twin
-        twin.model = copy.deepcopy(self.model).requires_grad_(False)
-        twin.head = find_head(twin.model)
-        twin.module = twin.model if twin.head is None else twin.head.decoder
+        return twin._with_a_copy()
+
+    def averaged(self) -> Scorer:
+        """A frozen copy whose weights may be moved: a second adapter in the same model, or a second model."""
+        twin = self.as_it_goes()
+        if is_adapted(self.model):
+            twin.chosen = copied_adapter(self.model, AVERAGE)
+            return twin
+        return twin._with_a_copy()
+
+    def as_it_goes(self) -> Scorer:
+        """The same model as it is at each moment, read without a reference or teacher of its own."""
+        twin = copy.copy(self)
+        twin.reference, twin.teacher, twin.teacher_context, twin.layers = None, None, None, []
+        twin.heads = copy.deepcopy(self.heads).requires_grad_(False)
         return twin
+
+    def _with_a_copy(self) -> Scorer:
+        self.model = copy.deepcopy(self.model).requires_grad_(False)
+        self.head = find_head(self.model)
+        self.module = self.model if self.head is None else self.head.decoder
+        return self
 
     def without_adapter(self) -> Scorer:
         """The same model with its adapter left off, whatever that is trained to."""
-        twin = copy.copy(self)
-        twin.reference, twin.teacher, twin.layers = None, None, []
-        twin.heads = copy.deepcopy(self.heads).requires_grad_(False)
+        twin = self.as_it_goes()
         twin.chosen = Chosen(self.model, None)
         return twin
 

@@ -165,6 +165,11 @@ class Advantage(Stage):
         return ()
 
     @property
+    def mixture(self) -> float:
+        """The teacher's share in the mixture of two models that has to sample; 0: the policy samples."""
+        return 0.0
+
+    @property
     def distance(self) -> None:
         """None: an advantage compares outcomes, or π_θ with a teacher."""
         return None

@@ -72,20 +72,23 @@ class FutureGap(_Gap):
     """The mean of g over a token's *later* tokens (0 for the last): what the choice of a token leads into.
 
     ``normalise=False``: their sum. ``inclusive``: this token's too, discounted by ``gamma`` and over the tokens from
-    here on; ``whiten``: over all trainable tokens of the batch, (x − mean)/√(var + 1e-8), ddof 1. Source: MiniLLM,
-    arXiv:2306.08543, whose printed divisor is one short; its code is the inclusive form and whitens padding too.
+    here on; ``whiten``: over all trainable tokens of the batch, (x − mean)/√(var + 1e-8), ddof 1. ``mixture`` is the
+    teacher's share in what samples, α·q + (1−α)·p; a trainer sets that up, it changes no arithmetic here. Source:
+    MiniLLM, arXiv:2306.08543, whose printed divisor is one short; its code is the inclusive form and whitens padding.
     """
 
     normalise: bool = True
     inclusive: bool = False
     gamma: float = 1.0
     whiten: bool = False
+    mixture: float = 0.2
 
     @property
     def span(self) -> Scope:
         return Scope.BATCH if self.whiten else Scope.SEQUENCE
 
     def check(self) -> None:
+        self.refuse(0 <= self.mixture < 1, f"mixture must lie in [0, 1), got {self.mixture}")
         self.refuse(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}")
         self.refuse(self.inclusive or self.gamma == 1, "gamma discounts the inclusive form only; set inclusive=true")
 

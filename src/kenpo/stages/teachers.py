@@ -142,11 +142,22 @@ class SquaredDrift(Regularizer):
 class Hinted(Weight):
     """1 on rows that a teacher with a hint scored, 0 on the others (``rollouts.hinted``; absent: 1 everywhere).
 
-    With ``over="kept"`` in the aggregate the others leave the denominator as well. Source: SDPO, arXiv:2601.20802.
+    With ``over="kept"`` in the aggregate the others leave the denominator as well. The fields say how a trainer makes
+    the teacher (``--teacher hint``) and change no arithmetic here: ``by`` "peer", the hint is the group's first other
+    response of reward at least ``threshold``, or "column", it stands in the task; ``average``, how far the teacher's
+    weights follow the policy's after each update (0: as the run began, 1: the policy itself). Source: SDPO,
+    arXiv:2601.20802.
     """
+
+    by: Literal["peer", "column"] = "peer"
+    threshold: float = 0.5
+    average: float = 0.05
 
     _needs = frozenset({"hinted"})
     _scope = Scope.SEQUENCE
+
+    def check(self) -> None:
+        self.refuse(0 <= self.average <= 1, f"average must lie in [0, 1], got {self.average}")
 
     def __call__(self, ctx: Context) -> Tensor:
         return ctx.hinted.unsqueeze(-1) & ctx.mask

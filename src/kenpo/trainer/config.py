@@ -94,8 +94,12 @@ class TrainConfig:
     critic_lr: float | None = None
     """Learning rate of the critic's head (10 times --lr: it starts from 0)."""
     teacher: str | None = None
-    """Model whose log-probs or divergence a distilling algorithm reads (same vocabulary), or base: the policy without
-    its adapter (a folder of that name is written ./base)."""
+    """Model whose log-probs or divergence a distilling algorithm reads (same vocabulary); base: the policy without its
+    adapter; hint: the policy, shown a hint (a folder of one of these names is written ./base)."""
+    hint_column: str | None = None
+    """Column with what --teacher hint is shown (hint; sdpo: another right answer of the group)."""
+    hint_template: str | None = None
+    """Text that holds {prompt} and {hint} once (the task's own, else one in English)."""
     settings: Settings = None
     """Change slots of the algorithm: --set surrogate.high=0.3 regularizers=[]."""
     stages: Stages = ()

@@ -19,12 +19,14 @@ from kenpo.models.scorer import Scorer
 from kenpo.models.shared_prompt import LEAST_SHARE
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
+from kenpo.trainer.teaching import TAUGHT, check_teacher
 from kenpo.types import Rollouts
 
 ONE_PHASE = "every weight can be made inside its own microbatch"
 EXACT_ENTROPY_VOCABULARY = 32768  # up to here the exact entropy is measured in passing; above, only if a stage needs it
 SUPPLIED = frozenset(
     {
+        "hinted",
         "mask",
         "group",
         "rewards",
@@ -45,7 +47,6 @@ SUPPLIED = frozenset(
     }
 )
 VALUED = frozenset({"values", "values_old"})
-TAUGHT = frozenset({"logp_teacher", "kl_teacher"})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Passes:
 def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     """Decide the passes. InputError for a stage that needs a field this trainer does not supply."""
     needs = frozenset(algorithm.needs)
-    check_teacher(algorithm, config.teacher)
+    check_teacher(algorithm, config)
     check_critic(algorithm, config)
     for name in sorted(needs - SUPPLIED - TAUGHT - VALUED):
         raise InputError(
@@ -124,20 +125,6 @@ def check_critic(algorithm: Any, config: TrainConfig) -> None:
                 raise InputError(f"{option} {given}: no stage of {algorithm.name!r} reads values; leave it out")
     elif config.critic not in (None, "trunk"):
         raise InputError(f"--critic {config.critic}: a critic with a model of its own is not there yet; use trunk")
-
-
-def check_teacher(algorithm: Any, teacher: str | None) -> None:
-    """InputError for a teacher that nothing reads, and for a stage that reads one where there is none."""
-    reads = sorted(algorithm.needs & TAUGHT)
-    if teacher is not None and not reads:
-        raise InputError(f"--teacher {teacher}: no stage of {algorithm.name!r} reads a teacher; leave it out")
-    if reads and teacher is None:
-        raise InputError(
-            f"algorithm {algorithm.name!r} reads {reads[0]!r} ({_who(algorithm, reads[0])}); name the teacher: "
-            "--teacher MODEL, or --teacher base for the policy without its adapter"
-        )
-    if teacher == "hint":
-        raise InputError("--teacher hint: a policy under a hint can't teach yet; name a model, or base")
 
 
 def _who(algorithm: Any, name: str) -> str:

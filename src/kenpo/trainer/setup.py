@@ -19,13 +19,13 @@ from kenpo.loading import load_object
 from kenpo.models.loading import check_ends, check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
 from kenpo.models.scorer import Scorer
-from kenpo.models.teaching import check_vocabulary
 from kenpo.models.value_head import load_heads, new_heads
 from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import usable
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.plan import VALUED, ModelFacts, Passes, plan_passes
 from kenpo.trainer.sources import Inputs, Making, make_source
+from kenpo.trainer.teaching import add_teacher, sampling_engine, starts_as_it_began
 from kenpo.trainer.update import Updater
 
 
@@ -66,11 +66,13 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     )  # fmt: skip
     facts = ModelFacts.of(scorer)
     passes = plan_passes(inputs.algorithm, config, facts.vocabulary)
+    start = average = None
+    if passes.reference or starts_as_it_began(config, inputs.algorithm):
+        start = open_reference(config, scorer, device, checkpoint)
     if passes.reference:
-        scorer.reference = open_reference(config, scorer, device, checkpoint)
+        scorer.reference = start
     if config.teacher is not None:
-        scorer.teacher = open_teacher(config, scorer, tokenizer, device)
-        scorer.term = inputs.algorithm.terms.get("kl_teacher")
+        average = add_teacher(config, inputs.algorithm, scorer, tokenizer, start, how_loaded(config, device))
     if checkpoint and is_adapted(model):
         restore_adapter(model, checkpoint)
     assert config.max_tokens is not None
@@ -78,9 +80,10 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     check_system(tokenizer, config.system)
     check_ends(model, tokenizer, config.stop)
     factory = load_object(config.engine, "engine")[0] if ":" in config.engine else config.engine
-    engine = open_engine(factory, model, tokenizer)
+    engine = sampling_engine(open_engine(factory, model, tokenizer), inputs.algorithm, scorer)
     source = make_source(Making(config, inputs, model, tokenizer, engine, ranks))
     learner = Learner(scorer, learner_options(config, passes), ranks)
+    learner.average = average
     updater = Updater(learner, inputs.algorithm, config, passes, scorer.reference)
     return Parts(config, inputs.algorithm, ranks, model, tokenizer, engine, source, updater, passes, facts)
 
@@ -109,20 +112,6 @@ def open_reference(config: TrainConfig, scorer: Scorer, device: str, checkpoint:
     if is_adapted(scorer.model) or not checkpoint:
         return scorer.frozen()
     model = load_model(config.model, trainable=False, **how_loaded(config, device))[0]
-    return Scorer(model, temperature=config.temperature, packing=config.packing)
-
-
-def open_teacher(config: TrainConfig, scorer: Scorer, tokenizer: Any, device: str) -> Scorer:
-    """The frozen model that teaches: another one with the policy's vocabulary, or the policy without its adapter."""
-    assert config.teacher is not None
-    if config.teacher == "base":
-        if not is_adapted(scorer.model):
-            raise InputError(
-                "--teacher base: the policy has no adapter to leave off; give --lora-rank, or name a model"
-            )
-        return scorer.without_adapter()
-    model, theirs = load_model(config.teacher, trainable=False, **how_loaded(config, device))
-    check_vocabulary(tokenizer, theirs, f"--teacher {config.teacher}")
     return Scorer(model, temperature=config.temperature, packing=config.packing)
 
 

@@ -15,6 +15,7 @@ from kenpo.errors import InputError, unknown_name
 from kenpo.experience.addition import DROPPED_CARRY
 from kenpo.experience.demonstrations import AdditionTexts, DemonstrationOptions, Demonstrations, FileTexts, Texts
 from kenpo.experience.evaluate import Evaluator
+from kenpo.experience.hints import Hints
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.source import BatchOptions, OnPolicy, Source
 from kenpo.experience.tasks import Task, load_task
@@ -25,6 +26,7 @@ from kenpo.models.loading import context_length
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import BUNDLED_TASK, TrainConfig
 from kenpo.trainer.plan import SUPPLIED, check_group_size
+from kenpo.trainer.teaching import hinted_by
 
 
 @dataclass
@@ -129,8 +131,19 @@ def on_policy(m: Making) -> Source:
     prompts = prompts_of(m, task)
     prompts.check(task.train(i) for i in range(reach(m.config, m.inputs.algorithm, task)))
     options = batch_options(m.config, m.inputs.algorithm)
-    evaluator = evaluator_of(m)
-    return OnPolicy(task, verifier, m.engine, prompts, m.ranks, options, sampling_options(m.config), evaluator)
+    hints = hints_of(m, task, prompts)
+    return OnPolicy(
+        task, verifier, m.engine, prompts, m.ranks, options, sampling_options(m.config), evaluator_of(m), hints
+    )
+
+
+def hints_of(m: Making, task: Task, prompts: Prompts) -> Hints | None:
+    """What puts hints beside the samples, its columns checked; None where no teacher is shown one."""
+    if m.config.teacher != "hint":
+        return None
+    hints = Hints(prompts, hinted_by(m.inputs.algorithm, m.config, getattr(task, "hint_template", None)))
+    hints.check([task.train(i) for i in range(reach(m.config, m.inputs.algorithm, task))])
+    return hints
 
 
 def demonstrations(m: Making) -> Source:

@@ -54,14 +54,16 @@ class Updater:
 
     def score(self, rollouts: Rollouts, prompts: Sequence[int], seconds: dict[str, float]) -> Rollouts:
         """`rollouts` with the old and the reference log-probs that the plan asks for."""
-        for name, wanted, scorer in (
-            ("logp_old", self.passes.old, self.learner.scorer),
-            ("logp_ref", self.passes.reference and "logp_ref" in self.algorithm.needs, self.reference),
-            ("logp_teacher", "logp_teacher" in self.algorithm.needs, self.learner.scorer.teacher),
+        own = self.learner.scorer
+        for name, wanted, scorer, context in (
+            ("logp_old", self.passes.old, own, None),
+            ("logp_ref", self.passes.reference and "logp_ref" in self.algorithm.needs, self.reference, None),
+            ("logp_teacher", "logp_teacher" in self.algorithm.needs, own.teacher, own.teacher_context),
         ):
             if wanted:
                 began = time.perf_counter()
-                logp = self.learner.terms(rollouts, prompts=prompts, scorer=scorer).logp
+                keys = prompts if context is None else None
+                logp = self.learner.terms(rollouts, prompts=keys, scorer=scorer, context=context).logp
                 assert logp is not None
                 rollouts = rollouts.replace(**{name: logp.to(rollouts.mask.device)})
                 seconds[name.removeprefix("logp_")] = time.perf_counter() - began
@@ -117,8 +119,11 @@ class Updater:
         report.add("update_skipped", 0.0, 1.0)
         figures = self.learner.gradient(minibatch, self.algorithm, prompts)
         sums, extremes = figures.read(self.learner.ranks)
-        if report.updates and minibatch.rollouts.logp_old is None:
-            extremes.pop("sampler_gap", None)  # π_θ has moved away from π_old: not the sampler's doing
+        moved = report.updates and minibatch.rollouts.logp_old is None
+        if (
+            moved or self.algorithm.advantage.mixture
+        ):  # another policy sampled, and is known to: no fault of the sampler
+            extremes.pop("sampler_gap", None)
         for name, (total, count) in sums.items():
             report.add(name, total, count)
         for name, value in extremes.items():

@@ -1,0 +1,101 @@
+"""Who teaches in a run, what it is shown, and whether it takes part in sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kenpo.engines.base import Engine
+from kenpo.engines.hf import HFEngine
+from kenpo.engines.mixture import MixtureEngine
+from kenpo.errors import InputError
+from kenpo.experience.hints import HINT, TEMPLATE, HintOptions
+from kenpo.learner.average import Average
+from kenpo.models.loading import load_model
+from kenpo.models.lora import is_adapted
+from kenpo.models.scorer import Scorer
+from kenpo.models.teaching import check_vocabulary
+from kenpo.stages.teachers import Hinted
+from kenpo.trainer.config import TrainConfig
+
+TAUGHT = frozenset({"logp_teacher", "kl_teacher"})
+
+
+def check_teacher(algorithm: Any, config: TrainConfig) -> None:
+    """InputError for a teacher or a hint that nothing reads, and for a teacher that is read and missing."""
+    reads, teacher = sorted(algorithm.needs & TAUGHT), config.teacher
+    if teacher is not None and not reads:
+        raise InputError(f"--teacher {teacher}: no stage of {algorithm.name!r} reads a teacher; leave it out")
+    if reads and teacher is None:
+        raise InputError(
+            f"algorithm {algorithm.name!r} reads {reads[0]!r}; name the teacher: --teacher MODEL, --teacher base (the "
+            "policy without its adapter) or --teacher hint (the policy, shown a hint)"
+        )
+    if teacher != "hint":
+        for option, value in (("--hint-column", config.hint_column), ("--hint-template", config.hint_template)):
+            if value is not None:
+                raise InputError(f"{option} {value!r}: shown to --teacher hint only; leave it out")
+    elif algorithm.advantage.mixture:
+        raise InputError(
+            f"--teacher hint: {algorithm.name!r} samples from a mixture with its teacher, which reads the same prompt; "
+            "name a model"
+        )
+    elif hinted_by(algorithm, config).column is None and config.group_size == 1:
+        raise InputError("--group-size 1: a hint is another sample of the group; use at least 2, or --hint-column NAME")
+
+
+def hinted_by(algorithm: Any, config: TrainConfig, template: str | None = None) -> HintOptions:
+    """Where hints come from: the column that is named, else as the algorithm says (without a word of it: column
+    "hint"). ``template`` is the task's own."""
+    stage = hinted_stage(algorithm)
+    column = config.hint_column or ("hint" if stage.by == "column" else None)
+    return HintOptions(column, stage.threshold, config.hint_template or template or TEMPLATE)
+
+
+def hinted_stage(algorithm: Any) -> Hinted:
+    """What the algorithm says of hints and of the weights that read them."""
+    return next((w for w in algorithm.weights if isinstance(w, Hinted)), Hinted(by="column", average=0.0))
+
+
+def add_teacher(
+    config: TrainConfig, algorithm: Any, scorer: Scorer, tokenizer: Any, start: Scorer | None, how: dict[str, Any]
+) -> Average | None:
+    """Give the policy's scorer its teacher. ``start`` is the policy as the run began, where one is held already.
+
+    Returns the moving average that teaches, if one does.
+    """
+    scorer.term = algorithm.terms.get("kl_teacher")
+    if config.teacher == "base":
+        if not is_adapted(scorer.model):
+            raise InputError(
+                "--teacher base: the policy has no adapter to leave off; give --lora-rank, or name a model"
+            )
+        scorer.teacher = scorer.without_adapter()
+    elif config.teacher == "hint":
+        scorer.teacher_context = HINT
+        rate = hinted_stage(algorithm).average
+        if 0 < rate < 1:
+            average = Average(scorer, rate)
+            scorer.teacher = average.scorer
+            return average
+        scorer.teacher = scorer.as_it_goes() if rate == 1 else start
+    else:
+        assert config.teacher is not None
+        model, theirs = load_model(config.teacher, trainable=False, **how)
+        check_vocabulary(tokenizer, theirs, f"--teacher {config.teacher}")
+        scorer.teacher = Scorer(model, temperature=config.temperature, packing=config.packing)
+    return None
+
+
+def starts_as_it_began(config: TrainConfig, algorithm: Any) -> bool:
+    """Whether the hinted teacher is the policy as the run began."""
+    return config.teacher == "hint" and hinted_stage(algorithm).average == 0
+
+
+def sampling_engine(engine: Engine, algorithm: Any, scorer: Scorer) -> Engine:
+    """The engine that samples: with an algorithm that says so, a mixture of the policy and its teacher."""
+    share = algorithm.advantage.mixture
+    if not share:
+        return engine
+    if not isinstance(engine, HFEngine) or scorer.teacher is None:
+        raise InputError(f"{algorithm.name!r} samples from a mixture of two models, which only --engine hf does")
+    return MixtureEngine(engine, scorer.teacher, share)
