@@ -161,6 +161,7 @@ def test_minillm_samples_from_the_mixture(taught, tmp_path):
         ({"teacher": "hint", "hint_template": "{prompt}"}, "hint-template"),
         ({"hint_column": "hint"}, "--hint-column 'hint'"),
         ({"algorithm": "minillm", "teacher": "hint"}, "mixture"),
+        ({"algorithm": "opsd"}, "shown a hint: --teacher hint"),
         ({"algorithm": "sdpo", "teacher": "hint", "group_size": 1}, "another sample of the group"),
         ({"teacher": "no/such/place"}, "no such"),
     ],

@@ -17,7 +17,7 @@ from kenpo.errors import InputError
 from kenpo.models.scorer import Scorer
 
 
-class MixtureDecoder:
+class MixtureDecoder(Decoder):
     """Two decoders in step. Its logits over the temperature are ``log(share·q + (1−share)·p)``, p and q the two models'
     distributions at that temperature."""
 

@@ -30,6 +30,10 @@ def check_teacher(algorithm: Any, config: TrainConfig) -> None:
             f"algorithm {algorithm.name!r} reads {reads[0]!r}; name the teacher: --teacher MODEL, --teacher base (the "
             "policy without its adapter) or --teacher hint (the policy, shown a hint)"
         )
+    if "hinted" in algorithm.needs and teacher not in (None, "hint"):
+        raise InputError(
+            f"--teacher {teacher}: {algorithm.name!r} learns from the policy itself, shown a hint: --teacher hint"
+        )
     if teacher != "hint":
         for option, value in (("--hint-column", config.hint_column), ("--hint-template", config.hint_template)):
             if value is not None:
