@@ -89,6 +89,17 @@ def test_a_hinted_policy_teaches_and_goes_on_bit_for_bit(name, rank, taught, tmp
     assert all(torch.equal(one[n], two[n]) for n in one)
 
 
+def test_the_hint_is_left_out_of_what_is_trained(taught, tmp_path):
+    """π_old and the sampler read the plain prompt; only the teacher read the other one."""
+    out = tmp_path / "run"
+    more = HINTED | {"algorithm": "teacher_mixed", "out": str(out), "steps": 1, "record_batches": True}
+    train(TrainConfig(**(taught | more)))
+    batch = load_file(str(out / "batches/000001.safetensors"))
+    mask = batch["mask"]
+    assert torch.allclose(batch["logp_old"][mask], batch["logp_sampler"][mask], atol=1e-4)
+    assert float((batch["logp_teacher"] - batch["logp_old"])[mask].abs().max()) > 1e-2
+
+
 def test_peers_are_the_hints_of_sdpo(taught, tmp_path):
     out = tmp_path / "run"
     more = {"algorithm": "sdpo", "teacher": "hint", "out": str(out), "steps": 1, "record_batches": True}
