@@ -9,7 +9,10 @@ import sys
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("kenpo.commands.training:train", "train a model with any algorithm on any task"),
     "sft": ("kenpo.commands.sft:sft", "supervised warm start on demonstrations"),
-    "eval": ("kenpo.commands.training:evaluate", "greedy accuracy and unbiased pass@k of a model on a task"),
+    "eval": (
+        "kenpo.commands.evaluation:evaluate",
+        "greedy accuracy, avg@k, maj@k and pass@k of a model on sets of problems",
+    ),
     "check": ("kenpo.commands.check:check", "what is installed here, and one trial step"),
     "sample": ("kenpo.commands.training:sample", "talk to a checkpoint"),
     "loss": ("kenpo.commands.objectives:loss", "evaluate an algorithm on recorded numbers, in float64"),

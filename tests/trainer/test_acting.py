@@ -74,8 +74,8 @@ def test_eval_takes_every_row_of_a_file(options, capsys, tmp_path):
         data = tmp_path / f"test{count}.jsonl"
         data.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(count)))
         args = ("eval", options["model"], "--task", data, "--max-tokens", "3", "--json")
-        assert json.loads(told(capsys, *args).out)["problems"] == count
-    assert json.loads(told(capsys, *args, "--problems", "5").out)["problems"] == 5
+        assert json.loads(told(capsys, *args).out)["sets"][f"test{count}"]["problems"] == count
+    assert json.loads(told(capsys, *args, "--problems", "5").out)["sets"]["test12"]["problems"] == 5
 
 
 def test_no_advice_for_extras_pins_torch():
@@ -119,14 +119,14 @@ def test_a_norm_that_was_cut_is_shown_before_and_after(options, capsys, tmp_path
     assert " cut to " not in told(capsys, *args, "--grad-clip", "0", "--out", tmp_path / "b").out
 
 
-@pytest.mark.parametrize("name", ["EvalOptions", "SampleOptions"])
-def test_every_option_of_eval_and_sample_has_a_help_text(name):
+@pytest.mark.parametrize(("file", "name"), [("evaluation", "EvalOptions"), ("training", "SampleOptions")])
+def test_every_option_of_eval_and_sample_has_a_help_text(file, name):
     import ast
     from pathlib import Path
 
-    from kenpo.commands import training
+    import kenpo.commands
 
-    tree = ast.parse(Path(training.__file__).read_text())
+    tree = ast.parse((Path(kenpo.commands.__file__).parent / f"{file}.py").read_text())
     (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
     for field, after in zip(found.body, [*found.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign):

@@ -7,9 +7,11 @@ import math
 import pytest
 
 from kenpo.cli import main
+from kenpo.commands.evaluation import set_names
 from kenpo.engines.base import SamplingOptions
 from kenpo.errors import InputError, VerifierError
-from kenpo.experience.evaluate import Evaluator, pass_at_k
+from kenpo.experience.estimates import pass_at_k
+from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.problem import Problem
 from kenpo.ranks import Ranks
 
@@ -72,19 +74,48 @@ def test_eval_prints_accuracy_and_pass_at_k(models, capsys):
     ]
     assert main([*argv, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["problems"] == result["judged"] == 7
-    assert result["pass_at"].keys() == {"1", "4"}
-    assert result["accuracy"] == result["correct"] / 7
+    found = result["sets"]["addition"]
+    assert found["problems"] == found["greedy"]["judged"] == 7
+    assert found["pass@k"].keys() == {"1", "4"}
+    assert found["greedy"]["accuracy"] == found["greedy"]["correct"] / 7
+    assert found["avg@k"]["k"] == found["maj@k"]["k"] == 4
     assert main([*argv, "--batch", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == result
     assert main(argv) == 0
-    assert "greedy accuracy" in capsys.readouterr().out
+    head, titles, row = capsys.readouterr().out.splitlines()
+    assert "95 % intervals" in head
+    assert titles.split()[:6] == ["set", "problems", "greedy", "avg@4", "maj@4", "pass@1"]
+    assert row.startswith("addition")
+    assert f"{found['avg@k']['mean']:.4f} [{found['avg@k']['low']:.3f}" in row
+
+
+def test_each_of_several_sets_has_the_figures_that_it_has_alone(models, capsys, tmp_path):
+    argv = ["eval", str(models / "qwen3"), "--max-tokens", "4", "--samples", "3", "--threads", "1", "--json"]
+    files = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    for n, file in enumerate(files):
+        rows = [{"prompt": f"{i}+{n}=", "answer": str(i % 3)} for i in range(5 + n)]
+        file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert main([*argv, "--task", *map(str, files), "--correct-at", "0"]) == 0
+    both = json.loads(capsys.readouterr().out)["sets"]
+    assert {name: found["problems"] for name, found in both.items()} == {"one": 5, "two": 6}
+    for file in files:
+        assert main([*argv, "--task", str(file), "--correct-at", "0"]) == 0
+        assert json.loads(capsys.readouterr().out)["sets"] == {file.stem: both[file.stem]}
+
+
+def test_sets_are_told_apart():
+    assert set_names(["a/test.jsonl", "b.csv.gz", "addition"]) == ["test", "b", "addition"]
+    assert set_names(["a/test.jsonl", "b/test.jsonl"]) == ["a/test.jsonl", "b/test.jsonl"]
+    with pytest.raises(InputError, match="given twice"):
+        set_names(["a.jsonl", "a.jsonl"])
 
 
 def test_eval_refuses_bad_input(models, capsys):
     for argv, what in (
         (["--k", "3"], "--k 3"),
         (["--problems", "0"], "--problems"),
+        (["--task", "addition", "addition"], "given twice"),
+        (["--task", "addition", "b.jsonl", "--eval-file", "c.jsonl"], "--eval-file"),
         (["--task", "nosuch"], "nosuch"),
         (["--temperature", "0"], "temperature"),
     ):

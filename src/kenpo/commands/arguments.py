@@ -53,6 +53,15 @@ def take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     return value, rest
 
 
+def positional(argv: Sequence[str], prog: str, description: str, cls: type) -> tuple[str, list[str]]:
+    """The model's name in front of the options, and these. InputError without one."""
+    if argv and argv[0] in ("-h", "--help"):
+        parse(cls, ["--help"], prog=prog, description=description)
+    if not argv or argv[0].startswith("-"):
+        raise InputError(f"name the model first: {prog} [OPTIONS]")
+    return argv[0], list(argv[1:])
+
+
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str, default: T | None = None) -> T:
     """An instance of dataclass `cls`; `--help` prints and leaves with status 0. InputError for bad options."""
     import tyro

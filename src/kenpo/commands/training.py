@@ -1,4 +1,4 @@
-"""`kenpo train`, `kenpo eval` and `kenpo sample`."""
+"""`kenpo train` and `kenpo sample`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kenpo.commands.arguments import merge_repeats, parse, take
+from kenpo.commands.arguments import merge_repeats, parse, positional, take
 from kenpo.commands.prompts import prompts
 from kenpo.errors import InputError, KenpoError, unknown_name
 from kenpo.terminal import plain
-from kenpo.trainer.specs import VerifierSpec
 
-_LISTS = ("--set", "--with", "--stop", "--loggers", "--k", "--lora-targets", "--verifier")
+_LISTS = ("--set", "--with", "--stop", "--loggers", "--lora-targets", "--verifier")
 
 _TRAIN = """Train a model with any algorithm on any task, and write everything about it into one folder.
 
@@ -116,178 +115,6 @@ def _resume(argv: list[str]) -> tuple[list[str], bool]:
     return rest, resume
 
 
-# -- eval -------------------------------------------------------------------------------------------------------------
-
-_EVAL = """Greedy accuracy of a model on held-out problems, and the unbiased pass@k of several samples per problem.
-
-examples:
-  kenpo eval bundled --task addition
-  kenpo eval runs/first/checkpoints/step_000012 --task addition --samples 8 --k 1 2 4 8
-  kenpo eval path/to/model --task gsm8k.jsonl --verifier math_verify --json
-"""
-
-
-@dataclass(frozen=True)
-class EvalOptions:
-    """Options of ``kenpo eval``."""
-
-    task: str = "addition"
-    """"addition", "reasoning_gym:NAME", or a .jsonl, .json or .parquet file."""
-    prompt_column: str = "prompt"
-    """Column of a data file that holds the prompt."""
-    answer_column: str = "answer"
-    """Column of a data file that holds the answer."""
-    eval_file: str | None = None
-    """File whose rows are evaluated instead of the task's own."""
-    system: str | None = None
-    """System prompt, used with a chat template."""
-    verifier: VerifierSpec = None
-    """Default: the task's own. Several, with weights (a.py:f=1 b.py:g=0.2), are parts of one reward."""
-    time_limit: float = 10.0
-    """Seconds that a verifier may take for one call."""
-    verifier_workers: int = 2
-    """Processes that judge with own functions, math_verify or reasoning_gym."""
-    verifier_memory: int = 8 << 30
-    """Bytes of address space of each of them; 0: no limit."""
-    sandbox: bool = False
-    """Run them under bubblewrap: no network, no writing outside a /tmp of their own."""
-    correct_at: float = 1.0
-    """A sample is correct when its reward is at least this."""
-    problems: int | None = None
-    """Problems that are evaluated; default: all rows of a file, 500 of an endless task."""
-    samples: int = 1
-    """Samples per problem for pass@k; 1 with no --k: greedy only."""
-    k: tuple[int, ...] = ()
-    """pass@k for these k (each at most --samples)."""
-    temperature: float = 1.0
-    """Logits are divided by it before sampling."""
-    top_p: float = 1.0
-    """Sample from the likeliest tokens of this mass; 1: all."""
-    top_k: int = 0
-    """Sample from this many likeliest tokens; 0: all."""
-    max_tokens: int = 256
-    """Longest response."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a response, besides the model's end-of-sequence ids."""
-    keep_special_tokens: bool = False
-    """Let the verifier see all special tokens of a response; tags in pairs (<answer>, </answer>) are always kept."""
-    batch: int = 256
-    """Prompts generated at once."""
-    seed: int = 0
-    """Of the sampling; the same seed gives the same samples."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Precision of the model."""
-    device: str | None = None
-    """cpu, cuda or cuda:N; default: cuda where there is one."""
-    threads: int | None = None
-    """CPU threads; default: those torch would use."""
-    json: bool = False
-    """One JSON object instead of text."""
-
-
-def evaluate(argv: list[str]) -> int:
-    """The command ``kenpo eval``."""
-    name, argv = _positional(argv, "kenpo eval MODEL", _EVAL, EvalOptions)
-    options = parse(EvalOptions, merge_repeats(argv, _LISTS), prog="kenpo eval MODEL", description=_EVAL)
-    for k in options.k:
-        if not 1 <= k <= options.samples:
-            raise InputError(f"--k {k}: pass@k needs at least k samples per problem; --samples is {options.samples}")
-    if (options.problems is not None and options.problems < 1) or options.samples < 1 or options.batch < 1:
-        raise InputError("--problems, --samples and --batch are at least 1")
-    result = run_eval(name, options)
-    if options.json:
-        print(json.dumps(result))
-        return 0
-    print(
-        f"{name} on {options.task}: {result['problems']} problems judged by {result['verifier']}, "
-        f"{result['no_verdict']} samples without verdict"
-    )
-    print(f"greedy accuracy {result['accuracy']:.4f}   reward {result['reward']:.4f}   length {result['length']:.1f}")
-    for k, value in result["pass_at"].items():
-        print(f"pass@{k} {'–' if value is None else format(value, '.4f')}   ({options.samples} samples per problem)")
-    return 0
-
-
-def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
-    """What ``kenpo eval --json`` prints."""
-    import torch
-
-    from kenpo.engines.base import SamplingOptions
-    from kenpo.engines.hf import HFEngine
-    from kenpo.experience.evaluate import Evaluator
-    from kenpo.experience.prompts import Prompts
-    from kenpo.experience.tasks import load_task
-    from kenpo.experience.verifiers import load_verifier
-    from kenpo.models.loading import check_system, load_model
-    from kenpo.ranks import Ranks
-    from kenpo.trainer.loop import to_stderr
-    from kenpo.trainer.machine import best_device
-
-    o = options
-    if o.threads:
-        torch.set_num_threads(o.threads)
-    sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop, o.keep_special_tokens)
-    device = o.device or best_device()
-    task = load_task(
-        o.task, prompt_column=o.prompt_column, answer_column=o.answer_column, heldout=0, eval_file=o.eval_file,
-        system=o.system,
-    )  # fmt: skip
-    with load_verifier(
-        o.verifier or task.verifier, task=task, time_limit=o.time_limit, workers=o.verifier_workers,
-        memory=o.verifier_memory, sandbox=o.sandbox, show=to_stderr, answer_column=o.answer_column,
-    ) as verifier:  # fmt: skip
-        problems = evaluated(task, o)
-        model, tokenizer = load_model(name, dtype=o.dtype, device=device, trainable=False)
-        check_system(tokenizer, o.system)
-        prompts = Prompts(model, tokenizer, o.system or task.system, o.max_tokens)
-        prompts.check(problems)
-        evaluator = Evaluator(
-            problems,
-            HFEngine(model, tokenizer),
-            prompts,
-            verifier,
-            Ranks(),
-            sampling,
-            correct_at=o.correct_at,
-            batch=o.batch,
-        )
-        outcome, _ = evaluator.run()
-        total = outcome.judged + outcome.no_verdict
-        result: dict[str, Any] = {
-            "model": name, "task": o.task, "verifier": verifier.name,
-            "problems": outcome.problems, "accuracy": outcome.accuracy,
-            "reward": outcome.reward / outcome.judged, "length": outcome.tokens / total,
-            "truncated": outcome.truncated / total,
-            "correct": outcome.correct, "judged": outcome.judged, "no_verdict": outcome.no_verdict, "pass_at": {},
-        }  # fmt: skip
-        ks = o.k or ((1,) if o.samples > 1 else ())
-        if ks:
-            sampled, _ = evaluator.run(samples=o.samples, greedy=False, seed=o.seed)
-            result["no_verdict"] += sampled.no_verdict
-            for k in ks:
-                value, count = sampled.pass_at(k)
-                result["pass_at"][str(k)] = value / count if count else None
-    return result
-
-
-def evaluated(task: Any, o: EvalOptions) -> list[Any]:
-    """The problems to evaluate: a file's rows, in file order; of an endless task those that no training ever draws."""
-    if task.ids is None:
-        return task.heldout(o.problems or 500)
-    if o.eval_file is not None:
-        return task.heldout(o.problems or sys.maxsize)
-    return [task.problem(n) for n in task.ids][: o.problems]
-
-
-def _positional(argv: list[str], prog: str, description: str, cls: type) -> tuple[str, list[str]]:
-    """The model's name in front of the options."""
-    if argv and argv[0] in ("-h", "--help"):
-        parse(cls, ["--help"], prog=prog, description=description)
-    if not argv or argv[0].startswith("-"):
-        raise InputError(f"name the model first: {prog} [OPTIONS]")
-    return argv[0], argv[1:]
-
-
 # -- sample -----------------------------------------------------------------------------------------------------------
 
 _SAMPLE = """Talk to a model: type a prompt a line, or pipe prompts in (one per line, one completion each).
@@ -335,7 +162,7 @@ class SampleOptions:
 
 def sample(argv: list[str]) -> int:
     """The command ``kenpo sample``."""
-    name, argv = _positional(argv, "kenpo sample MODEL", _SAMPLE, SampleOptions)
+    name, argv = positional(argv, "kenpo sample MODEL", _SAMPLE, SampleOptions)
     options = parse(SampleOptions, merge_repeats(argv, _LISTS), prog="kenpo sample MODEL", description=_SAMPLE)
     if options.samples < 1:
         raise InputError("--samples is at least 1")

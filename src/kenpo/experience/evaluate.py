@@ -1,4 +1,4 @@
-"""Held-out accuracy of a model: greedy, and the unbiased pass@k of several samples per problem."""
+"""Held-out accuracy of a model: greedy, or of several samples per problem."""
 
 from __future__ import annotations
 
@@ -9,23 +9,14 @@ from typing import Any
 
 from kenpo.engines.base import Engine, Request, SamplingOptions
 from kenpo.episode import Episode
-from kenpo.errors import InputError, VerifierError
+from kenpo.errors import VerifierError
+from kenpo.experience.estimates import pass_at_k
 from kenpo.experience.judge import Judge, all_stop, describe, sample_groups
 from kenpo.experience.problem import Problem
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.verdict import Verifier
 from kenpo.ranks import Ranks
 from kenpo.seeds import stable_seed
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that k of n samples, c of them correct, hold a correct one: 1 − C(n−c, k) / C(n, k). InputError if k > n.
-
-    Source: Chen et al. 2021, arXiv:2107.03374, equation 1.
-    """
-    if not (0 <= c <= n and 1 <= k <= n):
-        raise InputError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 @dataclass(frozen=True)
