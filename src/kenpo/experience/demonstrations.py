@@ -16,7 +16,7 @@ from kenpo.experience.episode import Row, build_rollouts
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.files import HELD_OUT_SHARE, check_prompt, prompt_key
 from kenpo.experience.source import Collected, Priorities, Score, Source, State, Usable
-from kenpo.models.loading import encode_prompt
+from kenpo.models.loading import check_characters, encode_prompt
 from kenpo.types import Rollouts
 
 if TYPE_CHECKING:
@@ -133,11 +133,10 @@ def encode(
     """
     try:
         prompt = encode_prompt(tokenizer, text.prompt, system)
+        check_characters(text.response, "the response")
         response = tokenizer(unopened(tokenizer, prompt, text.response), add_special_tokens=False)["input_ids"]
     except InputError as error:
         raise InputError(f"{text.where}: {error}") from None
-    except (UnicodeError, TypeError):  # a lone surrogate
-        raise InputError(f"{text.where}: holds no valid Unicode text; mend or remove the row") from None
     if not prompt:
         raise InputError(f"{text.where}: the prompt has no tokens; a response needs at least one token before it")
     unknown = tokenizer.unk_token_id

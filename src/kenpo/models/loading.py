@@ -295,14 +295,14 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict], system: str | None =
     return ids
 
 
-def check_characters(text: str) -> None:
+def check_characters(text: str, what: str = "the text") -> None:
     """InputError for text that holds half of a surrogate pair, which no tokenizer takes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"the text holds {ascii(text[error.start])[1:-1]} at character {error.start + 1}, half of a surrogate pair "
-            "or a byte that is not UTF-8; mend the text"
+            f"{what} holds {ascii(text[error.start])[1:-1]} at character {error.start + 1}, half of a surrogate pair "
+            f"or a byte that is not UTF-8; mend {what}"
         ) from None
 
 
