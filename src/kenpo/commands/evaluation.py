@@ -72,6 +72,8 @@ class EvalOptions:
     """Let the verifier see all special tokens of a response; tags in pairs (<answer>, </answer>) are always kept."""
     batch: int = 256
     """Prompts generated at once."""
+    sampling_tokens: int | None = None
+    """Tokens that sampling holds at once; default: what free memory allows."""
     seed: int = 0
     """Of the sampling; the same seed gives the same samples."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
@@ -99,8 +101,9 @@ def check(o: EvalOptions) -> None:
     for k in o.k:
         if not 1 <= k <= o.samples:
             raise InputError(f"--k {k}: pass@k needs at least k samples per problem; --samples is {o.samples}")
-    if (o.problems is not None and o.problems < 1) or o.samples < 1 or o.batch < 1:
-        raise InputError("--problems, --samples and --batch are at least 1")
+    for name in ("problems", "samples", "batch", "sampling_tokens"):
+        if (value := getattr(o, name)) is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')}: {value} is below the least allowed, 1")
     if not o.task:
         raise InputError("--task: name at least one")
     if len(o.task) > 1 and o.eval_file is not None:
@@ -125,6 +128,7 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
     import torch
 
     from kenpo.engines.hf import HFEngine
+    from kenpo.engines.room import sampling_room
     from kenpo.experience.verifiers import load_verifier
     from kenpo.models.loading import check_system, load_model
     from kenpo.terminal import to_stderr
@@ -147,7 +151,7 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
         problems = {key: evaluated(task, o) for key, task in tasks.items()}
         model, tokenizer = load_model(name, dtype=o.dtype, device=o.device or best_device(), trainable=False)
         check_system(tokenizer, o.system)
-        engine = HFEngine(model, tokenizer)
+        engine = HFEngine(model, tokenizer, o.sampling_tokens or sampling_room(model, o.max_tokens))
         prompts = {key: prompts_of(model, tokenizer, tasks[key], problems[key], o) for key in names}
         sets = {
             key: {"task": spec, **figures(problems[key], prompts[key], verifiers[key], engine, o)}

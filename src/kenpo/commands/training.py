@@ -168,6 +168,7 @@ def sample(argv: list[str]) -> int:
         raise InputError("--samples is at least 1")
     from kenpo.engines.base import Request, SamplingOptions, check_prompt_fits
     from kenpo.engines.hf import HFEngine
+    from kenpo.engines.room import sampling_room
     from kenpo.models.loading import check_ends, check_system, context_length, encode_prompt, load_model
     from kenpo.seeds import stable_seed
     from kenpo.trainer.machine import best_device
@@ -177,7 +178,7 @@ def sample(argv: list[str]) -> int:
     model, tokenizer = load_model(name, dtype=o.dtype, device=o.device or best_device(), trainable=False)
     check_system(tokenizer, o.system)
     check_ends(model, tokenizer, o.stop)
-    engine = HFEngine(model, tokenizer)
+    engine = HFEngine(model, tokenizer, sampling_room(model, o.max_tokens))
     for number, text in enumerate(prompts(o.prompt)):
         try:
             ids = encode_prompt(tokenizer, text, o.system)

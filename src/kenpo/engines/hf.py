@@ -14,7 +14,7 @@ from kenpo.engines.decoding import Decoder, choose
 from kenpo.engines.sampling import Draw, StopStrings, cut_text, draw, take_best, uniforms
 from kenpo.engines.text import decode_all
 from kenpo.episode import Episode, Segment, given
-from kenpo.errors import InputError, NonFiniteError
+from kenpo.errors import InputError, NonFiniteError, RunError
 from kenpo.models.loading import context_length, stop_ids, vocabulary_size
 
 
@@ -44,7 +44,8 @@ class HFEngine(Engine):
 
         Every end-of-sequence id of the model and tokenizer ends a response, and so does a stop string. A response ends
         at ``max_tokens`` or at the model's context, as ``length``, with the last token as sampled. Raises `InputError`
-        for a prompt that is empty, too long or outside the vocabulary; `NonFiniteError` for NaN logits.
+        for a prompt that is empty, too long or outside the vocabulary; `NonFiniteError` for NaN logits; `RunError`
+        where a GPU's memory is too small for ``batch_tokens``.
         """
         self._check(requests)
         self.model.eval()
@@ -52,7 +53,14 @@ class HFEngine(Engine):
         for options in dict.fromkeys(r.options for r in requests):
             places = [i for i, r in enumerate(requests) if r.options == options]
             for chunk in self._chunks(requests, places, self.pads()):
-                for i, episode in zip(chunk, self._run(requests, chunk, options), strict=True):
+                try:
+                    made = self._run(requests, chunk, options)
+                except torch.OutOfMemoryError:
+                    raise RunError(
+                        f"out of memory while sampling {len(chunk)} responses at once, up to {self.batch_tokens:,} "
+                        f"tokens; give --sampling-tokens {max(1, self.batch_tokens // 2)} or less"
+                    ) from None
+                for i, episode in zip(chunk, made, strict=True):
                     found[i] = episode
                     if done is not None:
                         done(i, episode)

@@ -15,10 +15,15 @@ Factory = Callable[[Any, Any], Engine]
 ENGINES: dict[str, Factory] = {"hf": HFEngine}
 
 
-def open_engine(name: str | Factory, model: Any, tokenizer: Any) -> Engine:
-    """The engine called `name`, or made by a factory of the user's own. UnknownNameError for a name not known."""
+def open_engine(name: str | Factory, model: Any, tokenizer: Any, sampling_tokens: int | None = None) -> Engine:
+    """The engine called `name`, or made by a factory of the user's own. UnknownNameError for a name not known.
+
+    ``sampling_tokens`` bounds what the embedded engine holds at once.
+    """
     if isinstance(name, str):
         if name not in ENGINES:
             raise unknown_name("engine", name, ENGINES, "(or your own as file.py:NAME)")
+        if name == "hf" and sampling_tokens is not None:
+            return HFEngine(model, tokenizer, sampling_tokens)
         name = ENGINES[name]
     return name(model, tokenizer)

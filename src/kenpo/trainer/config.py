@@ -45,7 +45,7 @@ OPTIMIZERS = ("adamw", "torchao_adamw_8bit", "torchao_adamw_4bit",
 PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})
 TAKEN_ON_RESUME = ("accept_changes", "dry_run", "quiet")  # from the command line that resumes
 # Recorded, yet free to differ when a run is resumed: they change no number.
-FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills", "verifier_workers", "verifier_memory"})
+FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills", "sampling_tokens", "verifier_workers", "verifier_memory"})
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,8 @@ class TrainConfig:
 
     engine: str = "hf"
     """What samples: hf (transformers, in this process), or your own as file.py:NAME, called with (model, tokenizer)."""
+    sampling_tokens: int | None = None
+    """Tokens that the embedded engine holds at once; default: what free memory allows, recorded and kept on resume."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -238,9 +240,9 @@ class TrainConfig:
 FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig))
 _AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epochs": 1, "microbatch_tokens": 1,
              "max_refills": 0, "verifier_workers": 1, "verifier_memory": 0, "lora_rank": 0, "lora_alpha": 0,
-             "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0, "threads": 1,
-             "eval_every": 0,
-             "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0, "log_samples": 0}  # fmt: skip
+             "sampling_tokens": 1, "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0,
+             "threads": 1, "eval_every": 0, "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0,
+             "log_samples": 0}  # fmt: skip
 
 
 def check(config: TrainConfig) -> None:
@@ -274,6 +276,8 @@ def check(config: TrainConfig) -> None:
         if getattr(config, name) is not None and getattr(config, name) not in allowed:
             raise unknown_name(name, str(getattr(config, name)), allowed)
 
+    if config.sampling_tokens is not None and config.engine != "hf":
+        raise InputError(f"--sampling-tokens bounds the embedded engine, not {config.engine}; leave it out")
     if config.recipe is not None:
         raise InputError("recipe: an option of the command line; in Python: TrainConfig(**specs.RECIPES[name])")
     if config.head_dtype == "float32" and config.dtype == "float64":
@@ -337,6 +341,9 @@ def check_source(config: TrainConfig, supervised: bool) -> None:
         if config.response_column != "response":
             raise InputError(f"--response-column belongs to demonstrations (--algorithm sft){words}")
         return
+    measured = config.eval_problems and (config.eval_task or config.task == BUNDLED_TASK)
+    if config.sampling_tokens is not None and not measured:
+        raise InputError(f"--sampling-tokens: nothing is sampled without --eval-task{words}")
     if config.group_size not in (None, 1):
         raise InputError(f"--group-size: demonstrations have one response a prompt{words}")
     if config.task == BUNDLED_TASK:

@@ -68,7 +68,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
             stands_on |= identity(config, inputs) | identity_of_tokenizer(parts.tokenizer)
             if config.dry_run:
                 held = parts.source.heldout
-                return {"plan": report(config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
+                return {"plan": report(parts.config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
             everyone = [*callbacks, *make_loggers(config.loggers, note)] if ranks.first else []
             with parts.engine:
                 return Run(parts, folder, everyone, checkpoint, resumed, stands_on).go()

@@ -5,6 +5,7 @@ Everything is read off the algorithm's ``needs`` and ``two_phase``; there are no
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,13 +244,13 @@ def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> d
     master = 4 * moved if each < 4 and not adapted else 0
     rows = config.microbatch_tokens
     at_once = rows if facts.chunk is None or rows * facts.vocabulary <= FEW_LOGITS else min(rows, facts.chunk)
-    samples = config.prompts * config.group_size
+    held = min(config.prompts * config.group_size * config.max_tokens, config.sampling_tokens or sys.maxsize)
     return {
         "weights": n * each,
         "gradients": moved * each + master,
         "optimizer": round(MOMENT_BYTES.get(config.optimizer, full) * 2 * moved) + master,
         "reference": n * each if passes.reference and not adapted else 0,
-        "key-value cache while sampling": 2 * facts.layers * facts.kv_width * each * samples * config.max_tokens,
+        "key-value cache while sampling": 2 * facts.layers * facts.kv_width * each * held,
         "activations of a microbatch": rows
         * facts.hidden
         * each
@@ -331,7 +332,8 @@ def source_path(config: TrainConfig, facts: ModelFacts) -> list[str]:
     whole = f", {facts.context:,} with the prompt" if facts.context else ""
     return [
         f"  sample           yes  {config.prompts} prompts x {config.group_size} samples, "
-        f"up to {config.max_tokens} tokens each{whole}",
+        f"up to {config.max_tokens} tokens each{whole}"
+        + (f", {config.sampling_tokens:,} tokens at once" if config.sampling_tokens else ""),
         f"  judge            yes  {verifier_path(config)}",
     ]
 

@@ -35,6 +35,8 @@ def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, RunFolder, b
         if resumed:
             recorded = whole_paths(recorded_config(path))
             check_same(recorded, config, path)
+            if config.sampling_tokens is None:
+                config = config.but(sampling_tokens=recorded.sampling_tokens)
             config = recorded.but(**{n: getattr(config, n) for n in (*sorted(FREE_ON_RESUME), *TAKEN_ON_RESUME)})
         return config, RunFolder(path, config.keep, config.save_adapter, claim), resumed
     except BaseException:

@@ -11,6 +11,7 @@ import torch
 
 from kenpo.engines.base import Engine
 from kenpo.engines.open import open_engine
+from kenpo.engines.room import sampling_room
 from kenpo.errors import InputError
 from kenpo.experience.source import Source
 from kenpo.learner.learner import Learner, LearnerOptions
@@ -23,7 +24,7 @@ from kenpo.models.value_head import load_heads, new_heads
 from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import usable
 from kenpo.trainer.config import TrainConfig
-from kenpo.trainer.plan import VALUED, ModelFacts, Passes, plan_passes
+from kenpo.trainer.plan import VALUED, ModelFacts, Passes, memory_estimate, plan_passes
 from kenpo.trainer.sources import Inputs, Making, make_source
 from kenpo.trainer.teaching import add_teacher, sampling_engine, starts_as_it_began
 from kenpo.trainer.update import Updater
@@ -80,7 +81,10 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     check_system(tokenizer, config.system)
     check_ends(model, tokenizer, config.stop)
     factory = load_object(config.engine, "engine")[0] if ":" in config.engine else config.engine
-    engine = sampling_engine(open_engine(factory, model, tokenizer), inputs.algorithm, scorer)
+    if config.engine == "hf" and (config.source != "demonstrations" or inputs.task is not None):
+        config = config.but(sampling_tokens=config.sampling_tokens or room(config, model, passes, facts, ranks))
+    engine = open_engine(factory, model, tokenizer, config.sampling_tokens)
+    engine = sampling_engine(engine, inputs.algorithm, scorer)
     source = make_source(Making(config, inputs, model, tokenizer, engine, ranks))
     learner = Learner(scorer, learner_options(config, passes), ranks)
     learner.average = average
@@ -113,6 +117,13 @@ def open_reference(config: TrainConfig, scorer: Scorer, device: str, checkpoint:
         return scorer.frozen()
     model = load_model(config.model, trainable=False, **how_loaded(config, device))[0]
     return Scorer(model, temperature=config.temperature, packing=config.packing)
+
+
+def room(config: TrainConfig, model: Any, passes: Passes, facts: ModelFacts, ranks: Ranks) -> int:
+    """Tokens that the embedded engine may hold at once: the least that any rank has room for."""
+    assert config.max_tokens is not None
+    later = {n: v for n, v in memory_estimate(config, passes, facts).items() if n in ("gradients", "optimizer")}
+    return min(ranks.gather(sampling_room(model, config.max_tokens, sum(later.values()))))
 
 
 def learner_options(config: TrainConfig, passes: Passes) -> LearnerOptions:
