@@ -9,6 +9,7 @@ import pytest
 from kenpo.cli import main
 from kenpo.engines import room
 from kenpo.errors import InputError
+from kenpo.trainer import setup
 from kenpo.trainer.config import TrainConfig, resolve
 from kenpo.trainer.loop import Interrupted, train
 from tests.trainer.test_resume import metrics, stop_after
@@ -32,7 +33,15 @@ def big_tokens(monkeypatch):
     monkeypatch.setattr(room, "token_bytes", lambda model, max_tokens: ROOM_BYTES)
 
 
-def test_it_is_resolved_once_recorded_and_kept(options, free, tmp_path):
+@pytest.fixture
+def given(monkeypatch):
+    """What each run's engine was bounded by."""
+    found, opened = [], setup.open_engine
+    monkeypatch.setattr(setup, "open_engine", lambda *args: found.append(args[3]) or opened(*args))
+    return found
+
+
+def test_it_is_resolved_once_recorded_and_kept(options, free, given, tmp_path):
     free(5000)
     with pytest.raises(Interrupted):
         train(TrainConfig(**options, out=str(tmp_path / "run")), stop_after(2, interrupt))
@@ -44,6 +53,7 @@ def test_it_is_resolved_once_recorded_and_kept(options, free, tmp_path):
     assert recorded(tmp_path / "other") == 32768
     train(TrainConfig(**options, sampling_tokens=40, out=str(tmp_path / "given")))
     assert recorded(tmp_path / "given") == 40
+    assert given == [4096, 4096, 32768, 40]
     assert samples(tmp_path / "given") == samples(tmp_path / "other") == samples(tmp_path / "run")
 
 
@@ -56,12 +66,7 @@ def samples(run):
     return [json.loads(line)["completion"] for line in (run / "samples.jsonl").read_text().splitlines()]
 
 
-def test_another_number_may_be_given_when_a_run_goes_on(options, free, tmp_path, monkeypatch):
-    from kenpo.trainer import setup
-
-    given = []
-    opened = setup.open_engine
-    monkeypatch.setattr(setup, "open_engine", lambda *args: given.append(args[3]) or opened(*args))
+def test_another_number_may_be_given_when_a_run_goes_on(options, free, given, tmp_path):
     free(5000)
     with pytest.raises(Interrupted):
         train(TrainConfig(**options, out=str(tmp_path / "run")), stop_after(2, interrupt))
