@@ -47,6 +47,8 @@ TAKEN_ON_RESUME = ("accept_changes", "dry_run", "quiet")  # from the command lin
 # Recorded, yet free to differ when a run is resumed: they change no number.
 FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills", "sampling_tokens", "verifier_workers", "verifier_memory"})
 
+_SEVERAL = ("stages", "stop", "verifier", "loggers", "betas", "lora_targets")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -215,14 +217,7 @@ class TrainConfig:
     """No progress, errors only."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "stages",
-            "stop",
-            "verifier",
-            "loggers",
-            "betas",
-            "lora_targets",
-        ):  # lists from JSON or from Python callers
+        for name in _SEVERAL:  # lists from JSON or from Python callers
             value = getattr(self, name)
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
