@@ -68,11 +68,13 @@ def _from_file(path: Path, what: str) -> ModuleType:
 def resolve(spec: str, settings: Mapping[str, Any] | None = None, adding: Iterable[str] = ()) -> Algorithm:
     """An algorithm by name or file: slots emptied, then stages added (`adding`, snake-case names), then numbers set.
 
-    A slot that is emptied and filled again in one call holds the added stages alone.
+    The advantage's numbers come before the added stages: one of them (``both``) may allow what else is refused. A slot
+    that is emptied and filled again in one call holds the added stages alone.
     """
     a, settings = load(spec) if ":" in spec else get(spec), dict(settings or {})
     emptied = {k: settings.pop(k) for k in list(settings) if "." not in k}
-    a = a.with_settings(emptied) if emptied else a
+    first = {k: settings.pop(k) for k in list(settings) if k.startswith("advantage.")}
+    a = a.with_settings(emptied | first) if emptied or first else a
     for name in adding:
         a = a.adding(name, settings)
     return a.with_settings(settings) if settings else a

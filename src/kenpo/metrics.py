@@ -45,6 +45,9 @@ def measure(
 
     for term in terms:
         sums[snake(term.stage)] = ((term.share * term.penalty).sum(), masked.select(term.share, term.rows).sum())
+        bound = term.stage.clipped(ctx)
+        if bound is not None:
+            average(f"{snake(term.stage)}_clipped", bound, term.rows)
     if not main:
         return sums, extremes
     average("advantage_abs", advantages.abs())

@@ -158,9 +158,10 @@ class Learner:
         assert made is not None
         return made[self.ranks.rank]
 
-    def step(self, lr: float) -> float:
-        """Clip and take one optimizer step at rate `lr`; returns the gradient's norm before clipping."""
-        norm = self.optimizer.step(lr)
+    def step(self, lr: float | None, scalar_lr: float | None = None) -> float:
+        """Clip and take one optimizer step at rate `lr`, scalar heads at `scalar_lr` (see `Optimizer.step`); returns
+        the gradient's norm before clipping."""
+        norm = self.optimizer.step(lr, scalar_lr)
         if self.average is not None:
             self.average.follow()
         return norm

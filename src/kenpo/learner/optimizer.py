@@ -68,8 +68,9 @@ class Optimizer:
         groups: list[dict[str, Any]] = [
             {"params": [p for p in rest.values() if p.dim() >= 2], "weight_decay": options.weight_decay, "rate": 1.0},
             {"params": [p for p in rest.values() if p.dim() < 2], "weight_decay": 0.0, "rate": 1.0},
-            {"params": [moved[n] for n in sorted(heads)], "weight_decay": 0.0, "rate": options.scalar_rate},
-        ]
+            {"params": [moved[n] for n in sorted(heads)], "weight_decay": 0.0, "rate": options.scalar_rate,
+             "scalar": True},
+        ]  # fmt: skip
         self.inner = _make(options.name, [g for g in groups if g["params"]], options.betas)
         self._moved = moved
 
@@ -90,14 +91,18 @@ class Optimizer:
             if found is not None:
                 master.grad = found.float() if master.grad is None else master.grad.add_(found)
 
-    def step(self, lr: float) -> float:
+    def step(self, lr: float | None, scalar_lr: float | None = None) -> float:
         """Clip the gradient, take one step at rate `lr`; returns the gradient's norm before clipping.
 
+        `scalar_lr` is the scalar heads' rate (None: ``scalar_rate`` times `lr`). Without `lr` they move alone: the
+        other parameters, their moments and their step counts stay, and the norm is that of the heads.
         A parameter without gradient is treated as having gradient 0. Raises `RunError`, leaving the parameters as they
         are, if the norm is not finite.
         """
         self.collect()
         moved = self.parameters()
+        if lr is None:
+            moved = self._moving_heads_alone()
         for p in moved:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -109,7 +114,9 @@ class Optimizer:
         if self.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(moved, self.grad_clip, norm)
         for group in self.inner.param_groups:
-            rate = lr * group.get("rate", 1.0)
+            rate = (lr or 0.0) * group.get("rate", 1.0)
+            if group.get("scalar") and scalar_lr is not None:
+                rate = scalar_lr
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -120,6 +127,13 @@ class Optimizer:
                 self.named[name].copy_(master)
                 master.grad = None
         return float(norm)
+
+    def _moving_heads_alone(self) -> list[Tensor]:
+        """The scalar heads' parameters; the others lose their gradient, and an optimizer leaves those as they are."""
+        for name, p in self._moved.items():
+            if not name.startswith(SCALAR_HEADS):
+                p.grad = None
+        return [p for n, p in self._moved.items() if n.startswith(SCALAR_HEADS)]
 
     def state(self) -> dict[str, Tensor]:
         """Moments, step counts and master weights by parameter name."""

@@ -42,13 +42,13 @@ def teacher_terms(states: Tensor, head: Head | None, teacher: Reference, term: T
     )
 
 
-def check_vocabulary(tokenizer: Any, teacher: Any, name: str) -> None:
-    """InputError unless both tokenizers give every text the same ids: a teacher scores the policy's own tokens."""
+def check_vocabulary(tokenizer: Any, teacher: Any, name: str, who: str = "a teacher") -> None:
+    """InputError unless both tokenizers give every text the same ids: `who` scores the policy's own tokens."""
     ours, theirs = tokenizer.get_vocab(), teacher.get_vocab()
     for text, number in sorted(ours.items(), key=lambda pair: pair[1]):
         if theirs.get(text, number) != number or (text not in theirs and number in theirs.values()):
             raise InputError(
-                f"{name}: its tokenizer gives {text!r} the id {theirs.get(text)}, the policy's {number}; a teacher "
+                f"{name}: its tokenizer gives {text!r} the id {theirs.get(text)}, the policy's {number}; {who} "
                 "scores the policy's tokens, so both need the same vocabulary"
             )
     missing = len(ours.keys() - theirs.keys())

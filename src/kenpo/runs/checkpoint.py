@@ -146,6 +146,44 @@ def untied_if_apart(model: Any, tensors: dict[str, Tensor]) -> Iterator[None]:
                 c.tie_word_embeddings = tied
 
 
+@dataclass(frozen=True)
+class Part:
+    """A further model that a run trains, a critic: it lies in a folder of its own inside each checkpoint."""
+
+    folder: str
+    model: Any
+    heads: ScalarHeads
+    optimizer: dict[str, Tensor]
+
+
+def save_part(checkpoint: Path, part: Part, tokenizer: Any, adapter_only: bool) -> None:
+    """``FOLDER/``: a model folder with its scalar heads, ``trainer/adapter`` if it has one (or that alone), and the
+    optimizer's state in ``trainer/optimizer.safetensors``."""
+    from safetensors.torch import save_file
+
+    folder = checkpoint / part.folder
+    (folder / "trainer").mkdir(parents=True)
+    save_heads(part.heads, folder)
+    adapted = is_adapted(part.model)
+    if not (adapted and adapter_only):
+        save_model(folder, part.model, tokenizer)
+    if adapted:
+        save_adapter(part.model, folder / "trainer" / "adapter")
+    save_file(part.optimizer, str(folder / "trainer" / "optimizer.safetensors"))
+
+
+def load_part(checkpoint: Path, folder: str) -> dict[str, Tensor]:
+    """The optimizer's state of the part in `folder`. InputError if it is missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = checkpoint / folder / "trainer" / "optimizer.safetensors"
+    try:
+        return load_file(str(path))
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: can't be read{hint(checkpoint)} ({error})") from None
+
+
 def save_checkpoint(
     checkpoints: Path,
     state: TrainerState,
@@ -154,11 +192,12 @@ def save_checkpoint(
     optimizer: dict[str, Tensor],
     adapter_only: bool = False,
     heads: ScalarHeads | None = None,
+    part: Part | None = None,
 ) -> Path:
     """Write ``step_NNNNNN`` whole or not at all. `RunError` if the disk refuses; older checkpoints are untouched.
 
     A model with an adapter is written merged, with the adapter under ``trainer/adapter``; or as the adapter alone.
-    Scalar heads lie beside the weights in a file of their own.
+    Scalar heads lie beside the weights in a file of their own, a further `part` in a folder of its own.
     """
     from safetensors.torch import save_file
 
@@ -180,6 +219,8 @@ def save_checkpoint(
                 if is_adapted(model):
                     save_adapter(model, temporary / "trainer" / "adapter")
             save_file({**optimizer, **rng_tensors()}, str(temporary / "trainer" / "optimizer.safetensors"))
+            if part is not None:
+                save_part(temporary, part, tokenizer, adapter_only)
             nested, tensors = split({"source": state.source, "algorithm": state.algorithm}, "state")
             save_file(tensors, str(temporary / "trainer" / "state.safetensors"))
             plain = {f.name: getattr(state, f.name) for f in fields(state)}

@@ -145,13 +145,14 @@ class RunFolder:
             save_rollouts(self.path / "batches" / f"{step:06d}.safetensors", rollouts, info)
 
     def save(
-        self, state: checkpoints.TrainerState, model: Any, tokenizer: Any, optimizer: dict[str, Any], heads: Any = None
-    ) -> Path:
+        self, state: checkpoints.TrainerState, model: Any, tokenizer: Any, optimizer: dict[str, Any], heads: Any = None,
+        part: checkpoints.Part | None = None,
+    ) -> Path:  # fmt: skip
         """Write a checkpoint of `state`, then remove old ones."""
         self.check_owner()
         state.files = self.sizes()
         path = checkpoints.save_checkpoint(
-            self.checkpoints, state, model, tokenizer, optimizer, self.adapter_only, heads
+            self.checkpoints, state, model, tokenizer, optimizer, self.adapter_only, heads, part
         )
         checkpoints.prune(self.checkpoints, self.keep)
         return path

@@ -308,6 +308,10 @@ class Regularizer(Stage):
         """[B,T] bool: the positions this term covers, known before the policy runs; None: the trainable tokens."""
         return None
 
+    def clipped(self, ctx: Context) -> Tensor | None:
+        """[B,T] bool: where a bound of its own acts, for metrics; None if it has none."""
+        return None
+
     @property
     def own_aggregate(self) -> Aggregate | None:
         """How this term is averaged; None: as the algorithm's objective."""

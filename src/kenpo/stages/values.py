@@ -40,6 +40,15 @@ class ValueLoss(Regularizer):
         old = ctx.read("values_old").to(target.dtype)
         return self.coef * returns.value_error(ctx.read("values"), old, target, self.clip)
 
+    def clipped(self, ctx: Context) -> Tensor | None:
+        """[B,T] bool: V moved further than ``clip`` towards its return, so that it has no gradient."""
+        if self.clip is None:
+            return None
+        values, target = ctx.read("values").detach(), ctx.returns
+        old = ctx.read("values_old").to(target.dtype)
+        held = values.clamp(old - self.clip, old + self.clip)
+        return (held != values) & ((held - target).abs() > (values - target).abs())
+
 
 @dataclass(frozen=True)
 class PositiveNLL(Regularizer):

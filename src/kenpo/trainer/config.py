@@ -92,9 +92,12 @@ class TrainConfig:
     algorithm: str = "grpo"
     """A catalogued name (`kenpo list`) or your own as file.py:NAME."""
     critic: str | None = None
-    """What predicts values: trunk, a scalar head on the policy's own states (its default where values are read)."""
+    """What predicts values: trunk, a scalar head on the policy's own states (its default where values are read), or a
+    model folder or hub name with the policy's vocabulary, that gets a scalar head and learns apart."""
     critic_lr: float | None = None
-    """Learning rate of the critic's head (10 times --lr: it starts from 0)."""
+    """Learning rate of the critic: of its head on the trunk, of its whole model otherwise (10 times --lr)."""
+    critic_warmup: int = 0
+    """Rollout batches at first in which the critic learns alone; the policy's learning rate takes its course after."""
     teacher: str | None = None
     """Model whose log-probs or divergence a distilling algorithm reads (same vocabulary); base: the policy without its
     adapter; hint: the policy, shown a hint (a folder of one of these names is written ./base)."""
@@ -235,6 +238,7 @@ class TrainConfig:
 FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig))
 _AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epochs": 1, "microbatch_tokens": 1,
              "max_refills": 0, "verifier_workers": 1, "verifier_memory": 0, "lora_rank": 0, "lora_alpha": 0,
+             "critic_lr": 0, "critic_warmup": 0,
              "sampling_tokens": 1, "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0,
              "threads": 1, "eval_every": 0, "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0,
              "log_samples": 0}  # fmt: skip

@@ -40,6 +40,8 @@ def identity(config: TrainConfig, inputs: Inputs) -> Identity:
         found["model"] = {"digest": folder_digest(folder), "of": config.model}
     if config.teacher not in (None, "base") and (taught := _model_folder(config.teacher or "")) is not None:
         found["teacher"] = {"digest": folder_digest(taught), "of": config.teacher}
+    if config.critic not in (None, "trunk") and (critic := _model_folder(config.critic or "")) is not None:
+        found["critic"] = {"digest": folder_digest(critic), "of": config.critic}
     return found
 
 

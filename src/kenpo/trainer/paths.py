@@ -15,6 +15,7 @@ def whole_paths(config: TrainConfig) -> TrainConfig:
         "eval_file": None if config.eval_file is None else _absolute(config.eval_file),
         "model": _model(config.model),
         "teacher": config.teacher if config.teacher in (None, "base", "hint") else _model(config.teacher),
+        "critic": config.critic if config.critic in (None, "trunk") else _model(config.critic),
         "algorithm": _code(config.algorithm),
         "engine": _code(config.engine),
         "verifier": _verifiers(config.verifier),

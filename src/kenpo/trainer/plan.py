@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from kenpo.errors import InputError
+from kenpo.learner import critic
+from kenpo.learner.critic import VALUED
 from kenpo.learner.idle import why_none_is_idle
 from kenpo.learner.learner import couples_tokens
 from kenpo.models.backward import head_chunk
@@ -47,7 +49,6 @@ SUPPLIED = frozenset(
         "kl_ref",
     }
 )
-VALUED = frozenset({"values", "values_old"})
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     """Decide the passes. InputError for a stage that needs a field this trainer does not supply."""
     needs = frozenset(algorithm.needs)
     check_teacher(algorithm, config)
-    check_critic(algorithm, config)
+    critic.check(algorithm, config.critic, config.critic_lr, config.critic_warmup, config.steps)
     for name in sorted(needs - SUPPLIED - TAUGHT - VALUED):
         raise InputError(
             f"algorithm {algorithm.name!r} reads {name!r} ({_who(algorithm, name)}), which `kenpo train` does not "
@@ -116,16 +117,6 @@ def _phases(algorithm: Any, old: bool) -> tuple[str | None, str | None]:
     )
     probe = probe.replace(logp_old=zeros) if old else probe
     return algorithm.two_phase(probe, whole_groups=True), algorithm.whole_groups(probe)
-
-
-def check_critic(algorithm: Any, config: TrainConfig) -> None:
-    """InputError for a critic that nothing reads, or that is none."""
-    if not algorithm.needs & VALUED:
-        for option, given in (("--critic", config.critic), ("--critic-lr", config.critic_lr)):
-            if given is not None:
-                raise InputError(f"{option} {given}: no stage of {algorithm.name!r} reads values; leave it out")
-    elif config.critic not in (None, "trunk"):
-        raise InputError(f"--critic {config.critic}: a critic with a model of its own is not there yet; use trunk")
 
 
 def _who(algorithm: Any, name: str) -> str:

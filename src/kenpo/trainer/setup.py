@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,19 @@ from kenpo.engines.open import open_engine
 from kenpo.engines.room import sampling_room
 from kenpo.errors import InputError
 from kenpo.experience.source import Source
+from kenpo.learner.critic import FOLDER, TRUNK, VALUED, Critic, only_values
 from kenpo.learner.learner import Learner, LearnerOptions
 from kenpo.learner.optimizer import OptimizerOptions
 from kenpo.loading import load_object
 from kenpo.models.loading import check_ends, check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
 from kenpo.models.scorer import Scorer
-from kenpo.models.value_head import load_heads, new_heads
+from kenpo.models.teaching import check_vocabulary
+from kenpo.models.value_head import ScalarHeads, load_heads, new_heads
 from kenpo.ranks import Ranks
-from kenpo.runs.checkpoint import usable
+from kenpo.runs.checkpoint import load_part, usable
 from kenpo.trainer.config import TrainConfig
-from kenpo.trainer.plan import VALUED, ModelFacts, Passes, memory_estimate, plan_passes
+from kenpo.trainer.plan import ModelFacts, Passes, memory_estimate, plan_passes
 from kenpo.trainer.sources import Inputs, Making, make_source
 from kenpo.trainer.teaching import add_teacher, sampling_engine, starts_as_it_began
 from kenpo.trainer.update import Updater
@@ -59,8 +61,8 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
         raise InputError(
             f"{config.model}: a quantized model, whose weights can't be trained and saved; dequantize it first"
         )
-    valued = bool(inputs.algorithm.needs & VALUED)
-    heads = (checkpoint and load_heads(model, checkpoint)) or new_heads(model, ("values",) if valued else ())
+    on_trunk = bool(inputs.algorithm.needs & VALUED) and config.critic in (None, TRUNK)
+    heads = value_head(model, checkpoint or Path(config.model)) if on_trunk else None
     scorer = Scorer(
         model, temperature=config.temperature, packing=config.packing, checkpointing=config.gradient_checkpointing,
         heads=heads,
@@ -88,7 +90,10 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     source = make_source(Making(config, inputs, model, tokenizer, engine, ranks))
     learner = Learner(scorer, learner_options(config, passes), ranks)
     learner.average = average
-    updater = Updater(learner, inputs.algorithm, config, passes, scorer.reference)
+    critic = Critic(learner) if on_trunk else None
+    if config.critic not in (None, TRUNK):
+        critic = open_critic(config, learner, inputs.algorithm, tokenizer, device, checkpoint)
+    updater = Updater(learner, inputs.algorithm, config, passes, scorer.reference, critic)
     return Parts(config, inputs.algorithm, ranks, model, tokenizer, engine, source, updater, passes, facts)
 
 
@@ -126,12 +131,46 @@ def room(config: TrainConfig, model: Any, passes: Passes, facts: ModelFacts, ran
     return min(ranks.gather(sampling_room(model, config.max_tokens, sum(later.values()))))
 
 
+def value_head(model: Any, folder: Path) -> ScalarHeads:
+    """The head for values that lies in the model's folder, or a fresh one."""
+    return only_values(load_heads(model, folder)) or new_heads(model, ("values",))
+
+
+def open_critic(
+    config: TrainConfig, policy: Learner, algorithm: Any, tokenizer: Any, device: str, checkpoint: Path | None
+) -> Critic:
+    """The critic with a model of its own: with a learner beside the policy's, or frozen where no loss reads values."""
+    assert config.critic is not None
+    learns = "values" in algorithm.reaches
+    part = checkpoint / FOLDER if checkpoint and learns else None
+    with usable(checkpoint) if checkpoint else contextlib.nullcontext():
+        alike = config.but(model=config.critic, save_adapter=False, lora_rank=config.lora_rank if learns else 0)
+        model, theirs = open_model(alike, device, part)
+        check_vocabulary(tokenizer, theirs, f"--critic {config.critic}", "a critic")
+        heads = only_values(load_heads(model, part or Path(config.critic)))
+        if part and is_adapted(model):
+            restore_adapter(model, part)
+    how: dict[str, Any] = {"packing": config.packing, "scalars_only": True}
+    if not learns:
+        if heads is None:
+            raise InputError(f"--critic {config.critic}: holds no head for values, and {algorithm.name!r} trains none")
+        return Critic(policy, frozen=Scorer(model.requires_grad_(False), heads=heads.requires_grad_(False), **how))
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is not model.get_input_embeddings().weight:
+        head.requires_grad_(False)  # it says nothing here
+    scorer = Scorer(
+        model, heads=heads or new_heads(model, ("values",)), checkpointing=config.gradient_checkpointing, **how
+    )
+    own = Learner(scorer, replace(policy.options, measured=frozenset()), policy.ranks)
+    if checkpoint:
+        own.load(load_part(checkpoint, FOLDER))
+    return Critic(policy, own)
+
+
 def learner_options(config: TrainConfig, passes: Passes) -> LearnerOptions:
     """The numbers of a learner that the configuration settles."""
     assert config.betas is not None
-    assert config.lr is not None
-    rate = 10.0 if config.critic_lr is None else config.critic_lr / config.lr
-    how = OptimizerOptions(config.optimizer, config.betas, config.weight_decay, config.grad_clip, rate)
+    how = OptimizerOptions(config.optimizer, config.betas, config.weight_decay, config.grad_clip)
     return LearnerOptions(config.microbatch_tokens, frozenset({"entropy"} if passes.entropy else ()), how)
 
 

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 
 import kenpo
-from kenpo.learner.figures import Sums
+from kenpo.learner import critic as critics
+from kenpo.learner.critic import Critic, Rates
+from kenpo.learner.figures import Figures, Sums
 from kenpo.learner.learner import Learner
 from kenpo.learner.optimizer import learning_rate
 from kenpo.models.passes import prompt_keys
 from kenpo.models.scorer import Scorer
+from kenpo.runs.checkpoint import Part
 from kenpo.seeds import stable_seed
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.plan import Passes
@@ -47,10 +50,16 @@ class Updater:
     """Trains a learner on rollout batches, with one algorithm and a plan of its passes."""
 
     def __init__(
-        self, learner: Learner, algorithm: Any, config: TrainConfig, passes: Passes, reference: Scorer | None = None
-    ) -> None:
+        self, learner: Learner, algorithm: Any, config: TrainConfig, passes: Passes, reference: Scorer | None = None,
+        critic: Critic | None = None,
+    ) -> None:  # fmt: skip
         self.learner, self.algorithm, self.config = learner, algorithm, config
-        self.passes, self.reference = passes, reference
+        self.passes, self.reference, self.critic = passes, reference, critic
+
+    def critic_part(self) -> Part | None:
+        """What a checkpoint holds of a critic with a model of its own."""
+        own = self.critic and self.critic.own
+        return Part(critics.FOLDER, own.scorer.model, own.scorer.heads, own.state()) if own else None
 
     def score(self, rollouts: Rollouts, prompts: Sequence[int], seconds: dict[str, float]) -> Rollouts:
         """`rollouts` with the old and the reference log-probs that the plan asks for."""
@@ -74,29 +83,36 @@ class Updater:
         seconds: dict[str, float] = {}
         prompts = prompt_keys(rollouts)
         rollouts = self.score(rollouts, prompts, seconds)
-        if "values_old" in self.algorithm.needs:
-            values = self.learner.terms(rollouts, frozenset({"values"}), prompts).values
-            assert values is not None
-            rollouts = rollouts.replace(values_old=values.to(rollouts.mask.device))
+        if self.critic is not None:
+            rollouts = self.critic.look(self.algorithm.needs, rollouts, prompts, seconds)
         prepared = kenpo.prepare(self.algorithm, rollouts, state)
-        report = Report(rollouts, prepared.state, lr=self._rate(step), seconds=seconds)
+        rates = self.rates(step)
+        report = Report(rollouts, prepared.state, lr=rates.policy or 0.0, seconds=seconds)
         report.trained = int((rollouts.mask & prepared.selected.unsqueeze(1)).sum())
         report.add("selected", float(prepared.selected.sum()), len(rollouts))
-        if prepared.returns is not None and rollouts.values_old is not None:
-            report.add("explained_variance", explained(prepared), 1.0)
+        for name, (total, count) in critics.figures(prepared).items():
+            report.add(name, total, count)
         began = time.perf_counter()
         for epoch in range(self.config.epochs):
             for rows in self.minibatches(prepared, step, epoch):
-                self._one_update(prepared[rows], [prompts[r] for r in rows], report)
+                self._one_update(prepared[rows], [prompts[r] for r in rows], report, rates)
         seconds["update"] = time.perf_counter() - began
         return report
 
-    def _rate(self, step: int) -> float:
-        config = self.config
+    def rates(self, step: int) -> Rates:
+        """The learning rates of `step`. The policy's course begins after the steps in which the critic learns alone."""
+        config, alone = self.config, self.config.critic_warmup
         assert config.lr is not None
         assert config.warmup is not None
         assert config.steps is not None
-        return learning_rate(step, lr=config.lr, warmup=config.warmup, steps=config.steps, schedule=config.schedule)
+        course: dict[str, Any] = {"warmup": config.warmup, "schedule": config.schedule}
+        policy = (
+            learning_rate(step - alone, lr=config.lr, steps=config.steps - alone, **course) if step > alone else None
+        )
+        if self.critic is None:
+            return Rates(policy)
+        lr = critics.RATE * config.lr if config.critic_lr is None else config.critic_lr
+        return Rates(policy, learning_rate(step, lr=lr, steps=config.steps, **course))
 
     def minibatches(self, prepared: Prepared, step: int, epoch: int) -> list[list[int]]:
         """Rows of each minibatch: whole groups, shuffled by a seed of their own where there is more than one."""
@@ -111,13 +127,28 @@ class Updater:
         cuts = [len(names) * i // number for i in range(number + 1)]
         return [torch.isin(group, order[a:b]).nonzero().squeeze(1).tolist() for a, b in itertools.pairwise(cuts)]
 
-    def _one_update(self, minibatch: Prepared, prompts: Sequence[int], report: Report) -> None:
-        """One optimizer step; none for a minibatch without a trainable token, where AdamW would move by momentum."""
+    def _one_update(self, minibatch: Prepared, prompts: Sequence[int], report: Report, rates: Rates) -> None:
+        """One optimizer step of each learner; none for a minibatch without a trainable token, where AdamW would move by
+        momentum."""
         if not bool((minibatch.rollouts.mask & minibatch.selected.unsqueeze(1)).any()):
             report.add("update_skipped", 1.0, 1.0)
             return
         report.add("update_skipped", 0.0, 1.0)
-        figures = self.learner.gradient(minibatch, self.algorithm, prompts)
+        report.add("loss", 0.0, 1.0)
+        weighed = None
+        if self.critic is not None and self.critic.own is not None:
+            own = self.critic.own
+            weighed = self.learner.weigh(minibatch, self.algorithm, prompts)
+            self._take(own.gradient(minibatch, self.algorithm, prompts, weighed), minibatch, report, ("idle",))
+            report.add("critic_grad_norm", own.step(rates.critic, rates.critic), 1.0)
+            if rates.policy is None:
+                return
+        self._take(self.learner.gradient(minibatch, self.algorithm, prompts, weighed), minibatch, report)
+        report.add("grad_norm", self.learner.step(rates.policy, rates.critic), 1.0)
+        report.updates += rates.policy is not None
+
+    def _take(self, figures: Figures, minibatch: Prepared, report: Report, without: Sequence[str] = ()) -> None:
+        """What a learner measured, into the report."""
         sums, extremes = figures.read(self.learner.ranks)
         moved = report.updates and minibatch.rollouts.logp_old is None
         if (
@@ -125,22 +156,7 @@ class Updater:
         ):  # another policy sampled, and is known to: no fault of the sampler
             extremes.pop("sampler_gap", None)
         for name, (total, count) in sums.items():
-            report.add(name, total, count)
+            if name not in without:
+                report.add(name, total, count)
         for name, value in extremes.items():
             report.extremes[name] = max(report.extremes.get(name, -math.inf), value)
-        report.add("loss", 0.0, 1.0)
-        report.add("grad_norm", self.learner.step(report.lr), 1.0)
-        report.updates += 1
-
-
-def explained(prepared: Prepared) -> float:
-    """``1 − Var(R − V) / Var(R)`` over the trained tokens: 1 for a critic that knows every return, 0 for one that says
-    the same everywhere, below 0 for one that misleads. 0 where all returns are alike."""
-    rollouts, returns = prepared.rollouts, prepared.returns
-    assert returns is not None
-    assert rollouts.values_old is not None
-    where = rollouts.mask & prepared.selected.unsqueeze(1)
-    if int(where.sum()) < 2:
-        return 0.0
-    spread = float(returns[where].var())
-    return 1.0 - float((returns - rollouts.values_old)[where].var()) / spread if spread > 0 else 0.0
