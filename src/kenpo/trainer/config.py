@@ -18,6 +18,7 @@ from kenpo.kinds import check_kinds
 from kenpo.trainer.specs import Settings, Stages, VerifierSpec
 
 BUNDLED_MODEL, BUNDLED_TASK = "bundled", "addition"
+LISTS = ("stages", "stop", "verifier", "loggers", "betas", "lora_targets")
 
 # What is used for a field left at None.
 USUAL: dict[str, Any] = {
