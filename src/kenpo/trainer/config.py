@@ -18,7 +18,6 @@ from kenpo.kinds import check_kinds
 from kenpo.trainer.specs import Settings, Stages, VerifierSpec
 
 BUNDLED_MODEL, BUNDLED_TASK = "bundled", "addition"
-LISTS = ("stages", "stop", "verifier", "loggers", "betas", "lora_targets")
 
 # What is used for a field left at None.
 USUAL: dict[str, Any] = {
@@ -93,8 +92,7 @@ class TrainConfig:
     algorithm: str = "grpo"
     """A catalogued name (`kenpo list`) or your own as file.py:NAME."""
     critic: str | None = None
-    """What predicts values: trunk, a scalar head on the policy's own states (its default where values are read), or a
-    model folder or hub name with the policy's vocabulary, that gets a scalar head and learns apart."""
+    """What predicts values: a scalar head on the policy's trunk (where they are read), or on this model, apart."""
     critic_lr: float | None = None
     """Learning rate of the critic: of its head on the trunk, of its whole model otherwise (10 times --lr)."""
     critic_warmup: int = 0
@@ -239,10 +237,9 @@ class TrainConfig:
 FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig))
 _AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epochs": 1, "microbatch_tokens": 1,
              "max_refills": 0, "verifier_workers": 1, "verifier_memory": 0, "lora_rank": 0, "lora_alpha": 0,
-             "critic_lr": 0, "critic_warmup": 0,
              "sampling_tokens": 1, "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0,
              "threads": 1, "eval_every": 0, "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0,
-             "log_samples": 0}  # fmt: skip
+             "log_samples": 0, "critic_lr": 0, "critic_warmup": 0}  # fmt: skip
 
 
 def check(config: TrainConfig) -> None:
