@@ -4,11 +4,12 @@
     python benchmarks/logprob.py --quick      # small sizes, to see that it runs
     python benchmarks/logprob.py --only float32:ours,float32:liger --repeats 2 --keep runs/logprob.jsonl
     python benchmarks/logprob.py --repeats 0 --keep runs/logprob.jsonl      # the table of what was measured so far
+    python benchmarks/logprob.py --teacher --repeats 1      # a divergence between two heads, beside log-probs alone
 
 All sides get the same hidden states [N,H] (8 rollouts), head [V,H] and targets, take a clipped token-mean loss and
 leave the gradients of both. Every measurement is a process of its own (memory: its peak over the inputs, VmHWM); a
 round runs all sides once. ``two_phase`` is an algorithm of batch scope (M2PO), ``frozen_head`` makes no gradient of
-the head.
+the head. ``teacher`` is gkd: a Jensen-Shannon divergence between two heads of this size, over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from typing import Any
 
 import measure
 
-SIDES = ("ours", "liger", "two_phase", "frozen_head", "plain")
+SIDES = ("ours", "liger", "two_phase", "frozen_head", "teacher", "plain")
 DTYPES = ("float32", "bfloat16")
 ROLLOUTS = 8
 LIGER = "liger-kernel==0.8.5"
 TARGETS = {
     "memory_over_plain": 1 / 12, "memory_over_liger": 1.0, "time_over_liger": 1.05, "time_bf16_over_liger": 0.9,
     "time_two_phase_over_liger": 1.5, "time_frozen_head_over_liger": 0.75,
-    "memory_bf16_over_plain": 1 / 12, "memory_bf16_over_liger": 1.0,
+    "memory_bf16_over_plain": 1 / 12, "memory_bf16_over_liger": 1.0, "memory_teacher_over_ours": 2.0,
 }  # fmt: skip
 
 
@@ -135,6 +136,49 @@ def kenpo_side(side: str) -> Callable[..., float]:
     return run
 
 
+def teacher_side(hidden: Any, weight: Any, targets: Any, rewards: Any) -> float:
+    """gkd through the trainer's path: the divergence of two heads and its gradient, by chunks of positions."""
+    import torch
+
+    import kenpo
+    from kenpo.models.backward import backward
+    from kenpo.models.head import Head, Reference
+    from kenpo.models.passes import Rows
+    from kenpo.models.terms import Forward
+    from kenpo.models.value_head import ScalarHeads
+
+    length = len(hidden) // ROLLOUTS
+    mask = torch.ones(ROLLOUTS, length + 1, dtype=torch.bool)
+    mask[:, 0] = False
+    rollouts = kenpo.Rollouts(mask=mask, group=torch.zeros(ROLLOUTS, dtype=torch.int64), rewards=rewards)
+    row, column = mask.nonzero(as_tuple=True)
+    heads = []
+    for w in (weight.detach(), OTHER[0]):
+        linear = torch.nn.Linear(w.shape[1], w.shape[0], bias=False, device="meta")
+        linear.weight = torch.nn.Parameter(w, requires_grad=not heads)
+        heads.append(Head(None, linear))
+    sizes = [length] * ROLLOUTS
+    rows = Rows(row, row, column, row, column - 1, targets, row, sizes, sizes, sizes, sizes)
+    a = kenpo.get("gkd")
+    taught = (Reference(OTHER[1], heads[1]), a.terms["kl_teacher"])
+    made = Forward(rows, hidden, None, heads[0], ScalarHeads(), None, None, None, taught)
+    batch, total = kenpo.weigh(a, kenpo.prepare(a, rollouts)), []
+
+    def coefficients(rows: slice, policy: Any, measured: bool) -> Any:
+        loss, grads = kenpo.coefficients(a, batch[rows], policy, measured)
+        if measured:
+            total.append(float(loss.loss))
+        return grads
+
+    backward(made, rollouts, coefficients, 1.0, frozenset({"kl_teacher"}), divisible=True)
+    weight.grad = heads[0].module.weight.grad
+    return sum(total)
+
+
+#: The teacher's head [V,H] and states [N,H], inputs like the others.
+OTHER: list[Any] = []
+
+
 def one(a: argparse.Namespace) -> dict[str, Any]:
     """Seconds, bytes over the inputs, and numbers by which the sides can be told to agree."""
     import torch
@@ -143,9 +187,14 @@ def one(a: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(a.threads)
     if a.measure == "rates":
         return rates(a)
-    run = {"plain": plain, "liger": liger}.get(a.measure) or kenpo_side(a.measure)
-    run(*inputs(a, 16 * ROLLOUTS, 512))  # libraries and threads start here
+    run = {"plain": plain, "liger": liger, "teacher": teacher_side}.get(a.measure) or kenpo_side(a.measure)
+    small = inputs(a, 16 * ROLLOUTS, 512)
+    OTHER[:] = [small[1].detach(), small[0].detach()]
+    run(*small)  # libraries and threads start here
     tensors = inputs(a, a.positions, a.vocabulary)
+    if a.measure == "teacher":
+        g = torch.Generator().manual_seed(1)
+        OTHER[:] = [tensors[1].detach().flip(0), torch.randn(tensors[0].shape, generator=g).to(tensors[0].dtype)]
     seconds, loss = [0.0, 0.0], [0.0]
 
     def timed() -> None:
@@ -196,6 +245,7 @@ PRODUCTS = {
     "two_phase": ("logits", "logits", "d hidden", "d head"),
     "frozen_head": ("logits", "d hidden"),
     "liger": ("logits", "logits", "d hidden", "d head"),
+    "teacher": ("logits",) * 4 + ("d hidden", "d head"),
     "plain": ("logits", "d hidden", "d head"),
 }
 
@@ -254,6 +304,7 @@ def ratios_of(m: dict[tuple[str, str], dict[str, float]]) -> dict[str, float]:
         "time_two_phase_over_liger": ((f, "two_phase"), (f, "liger"), "seconds"),
         "time_frozen_head_over_liger": ((f, "frozen_head"), (f, "liger"), "seconds"),
         "memory_bf16_over_plain": ((b, "ours"), (b, "plain"), "bytes"),
+        "memory_teacher_over_ours": ((f, "teacher"), (f, "ours"), "bytes"),
         "memory_bf16_over_liger": ((b, "ours"), (b, "liger"), "bytes"),
     }
     return {name: m[x][what] / m[y][what] for name, (x, y, what) in pairs.items() if x in m and y in m}
@@ -284,6 +335,7 @@ def main() -> None:
     p.add_argument("--keep", type=Path, help="append every result to this file, and report on all that it holds")
     for name, value in {"positions": 8192, "hidden": 1024, "vocabulary": 151936, "threads": 0}.items():
         p.add_argument(f"--{name}", type=int, default=value)
+    p.add_argument("--teacher", action="store_true", help="only ours and teacher, in float32")
     p.add_argument("--measure", choices=(*SIDES, "rates"), help=argparse.SUPPRESS)
     p.add_argument("--dtype", choices=DTYPES, default="float32", help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -293,6 +345,8 @@ def main() -> None:
     if a.quick:
         a.positions, a.hidden, a.vocabulary, a.repeats = 1024, 128, 16384, 2
     everything = [(d, s) for d in DTYPES for s in (*SIDES, "rates")]
+    if a.teacher:
+        a.only = "float32:ours,float32:teacher"
     wanted = [tuple(x.split(":", 1)) for x in a.only.split(",") if x] or everything
     if unknown := set(wanted) - set(everything):
         p.error(f"--only: no {sorted(unknown)[0]}; write it as float32:ours")

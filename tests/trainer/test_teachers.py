@@ -125,6 +125,26 @@ def test_an_average_that_follows_at_once_is_the_policy_itself(taught, tmp_path):
     assert not torch.allclose(found[1.0], found[0.0], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("change", "measured"),
+    [({}, True), (HINTED, True), ({"teacher": "hint", "algorithm": "sdpo"}, False)],
+    ids=["another model", "a column", "peers"],
+)
+def test_figures_of_the_teacher(change, measured, taught, tmp_path):
+    """Its own accuracy once, before the first step; how far it and the policy agree, at every step."""
+    out = tmp_path / "run"
+    options = taught | {"algorithm": "opd", "eval_problems": 8, "steps": 2, "out": str(out)} | change
+    train(TrainConfig(**(options | {"settings": {"weights.hinted.threshold": 0.0}} if not measured else options)))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert ("teacher/accuracy" in lines[0]) is measured
+    assert not measured or lines[0]["teacher/accuracy"]["count"] == 8
+    for line in lines[1:]:
+        n = line["tokens"]["trained"]
+        assert 0 <= line["teacher/agrees"]["sum"] <= line["teacher/agrees"]["count"] == n
+        assert line["teacher/kl"]["count"] == n == sum(line[f"teacher/kl/{q}"]["count"] for q in (1, 2, 3, 4))
+        assert "teacher/accuracy" not in line
+
+
 def test_two_processes_give_the_run_of_one_under_hints(taught, tmp_path, spawn):
     options = taught | HINTED | {"algorithm": "sdpo", "steps": 2, "dtype": "float64", "out": str(tmp_path / "one")}
     train(TrainConfig(**options))

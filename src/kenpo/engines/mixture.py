@@ -1,10 +1,10 @@
-"""Sampling from a mixture of two models, token by token: the policy's and a teacher's distribution after one prefix."""
+"""Sampling with a teacher: from it alone, or token by token from a mixture of the policy and it."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class MixtureDecoder(Decoder):
         self.teacher.keep(rows)
 
     def _theirs(self, name: str, *arguments: object) -> Tensor:
-        with self.chosen.chosen.active() if self.chosen.chosen else contextlib.nullcontext():
+        with self.chosen.reading():
             return getattr(self.teacher, name)(*arguments)
 
     def _mixed(self, policy: Tensor, teacher: Tensor) -> Tensor:
@@ -46,6 +46,18 @@ class MixtureDecoder(Decoder):
             p.log_softmax(-1) + math.log1p(-self.share), q.to(p).log_softmax(-1) + math.log(self.share)
         )
         return whole * self.temperature
+
+
+class TeacherEngine(HFEngine):
+    """`HFEngine` of the model that a scorer reads with: its own, or the policy's with another adapter or none."""
+
+    def __init__(self, teacher: Scorer, tokenizer: Any) -> None:
+        super().__init__(teacher.model, tokenizer)
+        self.teacher = teacher
+
+    def sample(self, requests: Sequence[Request], done: Done | None = None) -> list[Episode]:
+        with self.teacher.reading():
+            return super().sample(requests, done)
 
 
 class MixtureEngine(HFEngine):

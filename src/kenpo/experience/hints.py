@@ -85,6 +85,23 @@ class Hints:
         return None
 
 
+class HintedPrompts(Prompts):
+    """Encodes problems as the teacher reads them, each with the hint of its column."""
+
+    def __init__(self, hints: Hints) -> None:
+        plain = hints.prompts
+        self.hints, self.tokenizer, self.system, self.max_tokens = (
+            hints,
+            plain.tokenizer,
+            plain.system,
+            plain.max_tokens,
+        )
+        self.context, self.vocabulary = plain.context, plain.vocabulary
+
+    def encode(self, problem: Problem) -> list[int]:
+        return self.hints.encode(problem, self.hints.of_column(problem))
+
+
 def hinted(prompt: Prompt, hint: str, options: HintOptions) -> Prompt:
     """The prompt with the hint in it; of a conversation, in its last message."""
     if isinstance(prompt, str):

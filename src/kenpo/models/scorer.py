@@ -205,7 +205,7 @@ class Scorer:
     def idle_pass(self) -> None:
         """One token through the model, and back where gradients are on, that adds nothing: a rank that has no rows left
         makes the call that the other ranks make."""
-        with self._chosen(), checkpointed(self.layers):
+        with self.reading(), checkpointed(self.layers):
             states = call(self.module, torch.zeros((1, 1), dtype=torch.int64, device=self.device))
         if states.requires_grad:
             states.backward(torch.zeros_like(states))
@@ -213,7 +213,7 @@ class Scorer:
     def forward(self, rollouts: Rollouts, want: frozenset[str], prompts: Sequence[int] | None = None) -> Forward | None:
         """Everything that comes before the heads, checked as `terms` says; None without a trainable token."""
         self._check_want(want, rollouts)
-        rows = compact(rollouts, self.device, self.context, self.vocabulary, ends="score" in want)
+        rows = self.rows(rollouts, ends="score" in want)
         if rows is None:
             return None
         where = (rows.row, rows.column)
@@ -233,26 +233,29 @@ class Scorer:
                 other = Reference(self.reference.states(rows, keys)[0], self.reference.head)
         return Forward(
             rows, states, ends if "score" in want else None, self.head, self.heads, support, topk, other,
-            self._taught(rollouts, rows, keys) if "kl_teacher" in want else None,
+            (self.taught(rollouts, rows, keys), self.term) if "kl_teacher" in want and self.term else None,
         )  # fmt: skip
 
+    def rows(self, rollouts: Rollouts, ends: bool = False) -> Rows | None:
+        """The rows as this model runs them, checked (`compact`)."""
+        return compact(rollouts, self.device, self.context, self.vocabulary, ends)
+
     @torch.no_grad()
-    def _taught(self, rollouts: Rollouts, rows: Rows, prompts: Sequence[int]) -> tuple[Reference, Term]:
+    def taught(self, rollouts: Rollouts, rows: Rows, prompts: Sequence[int]) -> Reference:
         """What the teacher says about the same predictions, a constant."""
         assert self.teacher is not None
-        assert self.term is not None
         if self.teacher_context is not None:  # the same targets in the same order, after other prompts
             hinted = in_context(rollouts, self.teacher_context)
-            found = compact(hinted, self.device, self.context, self.vocabulary)
+            found = self.rows(hinted)
             assert found is not None
             rows, prompts = found, prompt_keys(hinted)
-        return Reference(self.teacher.states(rows, prompts)[0], self.teacher.head), self.term
+        return Reference(self.teacher.states(rows, prompts)[0], self.teacher.head)
 
     def states(self, rows: Rows, prompts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Hidden states [N,H] that predict the targets, or the model's own logits [N,V]; and the states [R,H] of the
         last token that each row runs."""
         self.model.eval()
-        with self._chosen(), checkpointed(self.layers):
+        with self.reading(), checkpointed(self.layers):
             outputs, start = self._run(rows, prompts)
         last = to_device(np.array(rows.lengths) - 1, outputs.device)
         return outputs[start[rows.source_row] + rows.source], outputs[start + last]
@@ -314,7 +317,8 @@ class Scorer:
         own: Mapping[str, Tensor] = dict(self.named_parameters())
         return next((p for p in own.values() if p.requires_grad), next(iter(own.values())))
 
-    def _chosen(self) -> contextlib.AbstractContextManager[None]:
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the model is the one that this scorer reads with: it has its adapter, or none."""
         return contextlib.nullcontext() if self.chosen is None else self.chosen.active()
 
 

@@ -164,6 +164,9 @@ class Run:
         if self.state.step == 0 and self.parts.source.heldout and self.state.evals["before"] is None:
             began = time.perf_counter()
             figures = self._evaluate("before")
+            if self.parts.teacher is not None:
+                outcome = self.parts.teacher.run()[0]
+                figures["teacher/accuracy"] = {"sum": outcome.correct, "count": outcome.judged}
             line = {"step": 0, **figures, "time": {"eval": time.perf_counter() - began}}
             self._write("metrics.jsonl", [line])
             self._tell("on_eval", 0, line)

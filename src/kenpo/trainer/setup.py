@@ -13,6 +13,7 @@ from kenpo.engines.base import Engine
 from kenpo.engines.open import open_engine
 from kenpo.engines.room import sampling_room
 from kenpo.errors import InputError
+from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.source import Source
 from kenpo.learner.critic import FOLDER, TRUNK, VALUED, Critic, only_values
 from kenpo.learner.learner import Learner, LearnerOptions
@@ -27,7 +28,7 @@ from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import load_part, usable
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.plan import ModelFacts, Passes, memory_estimate, plan_passes
-from kenpo.trainer.sources import Inputs, Making, make_source
+from kenpo.trainer.sources import Inputs, Making, make_source, teacher_evaluator
 from kenpo.trainer.teaching import add_teacher, sampling_engine, starts_as_it_began
 from kenpo.trainer.update import Updater
 
@@ -46,6 +47,7 @@ class Parts:
     updater: Updater
     passes: Passes
     facts: ModelFacts
+    teacher: Evaluator | None  # measures the teacher once, before the first step
 
 
 def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | None = None) -> Parts:
@@ -87,14 +89,15 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
         config = config.but(sampling_tokens=config.sampling_tokens or room(config, model, passes, facts, ranks))
     engine = open_engine(factory, model, tokenizer, config.sampling_tokens)
     engine = sampling_engine(engine, inputs.algorithm, scorer)
-    source = make_source(Making(config, inputs, model, tokenizer, engine, ranks))
+    making = Making(config, inputs, model, tokenizer, engine, ranks)
+    source, teacher = make_source(making), teacher_evaluator(making, scorer.teacher)
     learner = Learner(scorer, learner_options(config, passes), ranks)
     learner.average = average
     critic = Critic(learner) if on_trunk else None
     if config.critic not in (None, TRUNK):
         critic = open_critic(config, learner, inputs.algorithm, tokenizer, device, checkpoint)
     updater = Updater(learner, inputs.algorithm, config, passes, scorer.reference, critic)
-    return Parts(config, inputs.algorithm, ranks, model, tokenizer, engine, source, updater, passes, facts)
+    return Parts(config, inputs.algorithm, ranks, model, tokenizer, engine, source, updater, passes, facts, teacher)
 
 
 def open_model(config: TrainConfig, device: str, checkpoint: Path | None) -> tuple[Any, Any]:

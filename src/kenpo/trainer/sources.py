@@ -11,11 +11,12 @@ import torch
 
 import kenpo
 from kenpo.engines.base import Engine, SamplingOptions
+from kenpo.engines.mixture import TeacherEngine
 from kenpo.errors import InputError, unknown_name
 from kenpo.experience.addition import DROPPED_CARRY
 from kenpo.experience.demonstrations import AdditionTexts, DemonstrationOptions, Demonstrations, FileTexts, Texts
 from kenpo.experience.evaluate import Evaluator
-from kenpo.experience.hints import Hints
+from kenpo.experience.hints import HintedPrompts, Hints
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.source import BatchOptions, OnPolicy, Source
 from kenpo.experience.tasks import Task, load_task
@@ -23,6 +24,7 @@ from kenpo.experience.verdict import Verifier
 from kenpo.experience.verifiers import load_verifier
 from kenpo.loading import load_object, try_out
 from kenpo.models.loading import context_length
+from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import BUNDLED_TASK, TrainConfig
 from kenpo.trainer.plan import SUPPLIED, check_group_size
@@ -178,6 +180,23 @@ def evaluator_of(m: Making) -> Evaluator | None:
     return Evaluator(
         heldout, m.engine, prompts, verifier, m.ranks, sampling_options(m.config),
         correct_at=m.config.correct_at, batch=m.config.eval_batch,
+    )  # fmt: skip
+
+
+def teacher_evaluator(m: Making, teacher: Scorer | None) -> Evaluator | None:
+    """What measures the teacher's own greedy accuracy on the held-out problems, each read as it reads them. None where
+    nothing is held out, or held-out problems have no hint."""
+    task, verifier, config = m.inputs.task, m.inputs.verifier, m.config
+    if teacher is None or task is None or verifier is None or not config.eval_problems:
+        return None
+    prompts, heldout = prompts_of(m, task), task.heldout(config.eval_problems)
+    hints = hints_of(m, task, prompts)
+    if hints is not None and not all(hints.options.column and p.extra.get(hints.options.column) for p in heldout):
+        return None
+    return Evaluator(
+        heldout, TeacherEngine(teacher, m.tokenizer),
+        prompts if hints is None else HintedPrompts(hints), verifier, m.ranks, sampling_options(config),
+        correct_at=config.correct_at, batch=config.eval_batch,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from kenpo.learner.critic import Critic, Rates
 from kenpo.learner.figures import Figures, Sums
 from kenpo.learner.learner import Learner
 from kenpo.learner.optimizer import learning_rate
+from kenpo.models.agreement import agreement, looked_at
 from kenpo.models.passes import prompt_keys
 from kenpo.models.scorer import Scorer
 from kenpo.runs.checkpoint import Part
@@ -90,7 +91,7 @@ class Updater:
         report = Report(rollouts, prepared.state, lr=rates.policy or 0.0, seconds=seconds)
         report.trained = int((rollouts.mask & prepared.selected.unsqueeze(1)).sum())
         report.add("selected", float(prepared.selected.sum()), len(rollouts))
-        for name, (total, count) in critics.figures(prepared).items():
+        for name, (total, count) in {**critics.figures(prepared), **self._agreement(rollouts)}.items():
             report.add(name, total, count)
         began = time.perf_counter()
         for epoch in range(self.config.epochs):
@@ -98,6 +99,12 @@ class Updater:
                 self._one_update(prepared[rows], [prompts[r] for r in rows], report, rates)
         seconds["update"] = time.perf_counter() - began
         return report
+
+    def _agreement(self, rollouts: Rollouts) -> Mapping[str, tuple[float, float]]:
+        """How far a teacher agrees with the policy before the update; nothing where none teaches."""
+        scorer = self.learner.scorer
+        rows = looked_at(rollouts, self.config.microbatch_tokens) if scorer.teacher is not None else []
+        return agreement(scorer, rollouts[rows]) if rows else {}
 
     def rates(self, step: int) -> Rates:
         """The learning rates of `step`. The policy's course begins after the steps in which the critic learns alone."""
