@@ -70,21 +70,23 @@ def measure(
     return sums, extremes
 
 
-def _anchored(ctx: Context, average: Callable[[str, Tensor], None], extremes: dict[str, Tensor]) -> None:
+def _anchored(ctx: Context, average: Callable[..., None], extremes: dict[str, Tensor]) -> None:
     """Divergence from the sampler and from π_old, for whichever of them the batch carries."""
     if not ctx.has("logp"):
         return
+    sampled = ctx.mask & ~ctx.elsewhere.unsqueeze(-1)  # what others wrote says nothing of the sampler
     for name, field in ANCHORS.items():
         if not ctx.has(field):
             continue
+        where = sampled if name == "sampler" else ctx.mask
         raw = ctx.logp.detach() - ctx.read(field)
         d = ratios.saturate(raw)
-        average(f"kl_{name}", divergences.k3(d))
-        average(f"kl_{name}_k1", divergences.k1(d))
-        average(f"saturated_{name}", raw.abs() > ratios.LIMIT)
+        average(f"kl_{name}", divergences.k3(d), where)
+        average(f"kl_{name}_k1", divergences.k1(d), where)
+        average(f"saturated_{name}", raw.abs() > ratios.LIMIT, where)
     if ctx.has("logp_sampler"):
         gap = (ctx.read("logp_old").detach() - ctx.read("logp_sampler")).abs()
-        extremes["sampler_gap"] = masked.select(gap, ctx.mask).amax() if gap.numel() else gap.sum()
+        extremes["sampler_gap"] = masked.select(gap, sampled).amax() if gap.numel() else gap.sum()
 
 
 def distances(a: Algorithm, ctx: Context) -> dict[str, Tensor]:

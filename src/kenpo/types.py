@@ -22,6 +22,7 @@ from kenpo.fields import (
     CONTEXT,
     EXPERT,
     POLICY_FIELDS,
+    REPHRASED,
     ROLLOUT_FIELDS,
     SUPERVISED,
     Fields,
@@ -154,6 +155,15 @@ class Rollouts(Fields):
     def supervised(self) -> Tensor:
         """[B] bool: rows without a reward (``origin`` 4); they enter no statistic and have advantage 0."""
         return torch.zeros_like(self.mask.any(-1)) if self.origin is None else self.origin == SUPERVISED
+
+    @property
+    def elsewhere(self) -> Tensor:
+        """[B] bool: rows whose response the policy did not sample after the row's own prompt (an expert's, a restated
+        one, one under the context ``guided``): their ``logp_sampler`` is no measure of the sampler."""
+        foreign = torch.zeros_like(self.mask.any(-1))
+        if self.origin is not None:
+            foreign = (self.origin == EXPERT) | (self.origin == REPHRASED)
+        return foreign | (self.contexts["guided"] >= 0).any(-1) if "guided" in self.contexts else foreign
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
         made = super()._each(change)

@@ -103,10 +103,11 @@ def entry(a: Any) -> dict[str, Any]:
 
 def not_supplied(a: Any) -> list[str]:
     """Fields that the algorithm reads and `kenpo train` does not supply: evaluate it in a loop of your own."""
+    from kenpo.trainer.mixing import MIXED
     from kenpo.trainer.plan import SUPPLIED, VALUED
     from kenpo.trainer.teaching import TAUGHT
 
-    return sorted(a.needs - SUPPLIED - TAUGHT - VALUED)
+    return sorted(a.needs - SUPPLIED - TAUGHT - VALUED - MIXED)
 
 
 def standing(a: Any) -> str:

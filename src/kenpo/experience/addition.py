@@ -78,7 +78,9 @@ def _draw(key: int, seed: int, index: int) -> tuple[int, int]:
 
 
 def _problem(a: int, b: int) -> Problem:
-    return Problem(id=a * 1000 + b, prompt=f"{a}+{b}=", answer=a + b, extra={"hint": trace(a, b)})
+    worked = trace(a, b)
+    columns = {"hint": worked, "trace": worked, "trace_logp": 0.0}  # a fixed procedure: each token had probability 1
+    return Problem(id=a * 1000 + b, prompt=f"{a}+{b}=", answer=a + b, extra=columns)
 
 
 class AdditionTask:

@@ -26,6 +26,7 @@ from kenpo.experience.episode import Row, build_rollouts
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.hints import HINT, Hints
 from kenpo.experience.judge import Judge, all_stop, describe, sample_groups
+from kenpo.experience.mixture import Group, Member, Mixture, is_own, is_row
 from kenpo.experience.problem import Problem
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.tasks import Task
@@ -113,11 +114,14 @@ class OnPolicy(Source):
     def __init__(
         self, task: Task, verifier: Verifier, engine: Engine, prompts: Prompts, ranks: Ranks, options: BatchOptions,
         sampling: SamplingOptions, evaluator: Evaluator | None = None, hints: Hints | None = None,
+        mixture: Mixture | None = None,
     ) -> None:  # fmt: skip
         self.task, self.verifier, self.engine, self.prompts, self.ranks = task, verifier, engine, prompts, ranks
-        self.options, self.sampling, self.evaluator, self.hints = options, sampling, evaluator, hints
+        self.options, self.sampling, self.evaluator = options, sampling, evaluator
+        self.hints, self.mixture = hints, mixture
         self.heldout = len(evaluator.problems) if evaluator else 0
         self.also = (["support_ids"] if sampling.truncates else []) + (["baseline"] if options.baseline else [])
+        self.also += ["origin"] if mixture else []
 
     def measure(self, score: Score) -> dict[str, Any]:
         """Greedy accuracy and its kin on the held-out problems."""
@@ -133,6 +137,8 @@ class OnPolicy(Source):
         """
         wanted = self.options.prompts
         stream = _Stream(self.task, int((state or {}).get("cursor", 0)), self.options, step, priorities)
+        if self.mixture is not None:
+            self.mixture.begin((state or {}).get("mixture"))
         kept: list[Rollouts] = []
         records: list[dict[str, Any]] = []
         seconds = {"generate": 0.0, "score": 0.0}
@@ -150,7 +156,7 @@ class OnPolicy(Source):
                 again = [d for n, d in enumerate(asked, drawn) if n not in good] + again[len(asked) :]
             drawn, rounds, have = drawn + len(asked), rounds + 1, have + len(groups)
             rows = torch.isin(batch.group, torch.tensor(groups, dtype=torch.int64))
-            marks = dict(zip(_samples(made), rows.tolist(), strict=True))
+            marks = dict(zip(_numbers(made, is_row), rows.tolist(), strict=True))
             for number, record in enumerate(made):
                 record["kept"] = marks.get(number, False)
             records += made
@@ -158,13 +164,15 @@ class OnPolicy(Source):
                 kept.append(batch[rows])
         whole = concatenate(kept)
         whole = whole.replace(group=torch.unique(whole.group, return_inverse=True)[1])
-        figures = sample_figures([records[n] for n in _samples(records)], self.options.correct_at)
+        figures = sample_figures(records, self.options.correct_at)
         figures["groups_kept"] = {"sum": int(whole.group.unique().numel()), "count": drawn}
         figures["rounds"] = rounds
         if whole.hinted is not None:
             figures["hinted"] = {"sum": int(whole.hinted.sum()), "count": len(whole)}
-        generated = sum(r["tokens"] for r in records)
-        return Collected(whole, records, figures, {"cursor": stream.cursor}, generated, seconds)
+        after: dict[str, Any] = {"cursor": stream.cursor}
+        if self.mixture is not None:
+            after["mixture"] = self.mixture.kept(self.ranks.gather_list(self.mixture.fresh()))
+        return Collected(whole, records, figures, after, sum(map(tokens_sampled, records)), seconds)
 
     def _round(
         self, step: int, round_: int, asked: Sequence[Drawn], first_group: int, seconds: dict[str, float]
@@ -180,23 +188,30 @@ class OnPolicy(Source):
                 groups[_baseline(i)] = (problem, [Request(prompt, 0, self.sampling, greedy=True)])
         with all_stop(self.ranks):
             judged = self._sample(groups, seconds)
+            made = {i: self._group(asked[i], *judged[i]) for i in judged if i >= 0}
+            if self.mixture is not None:
+                self.mixture.join(list(made.values()), step, round_)
         rows, records = [], []
         for i, (episodes, verdicts) in judged.items():
-            problem = groups[i][0]
-            greedy = judged[_baseline(i)][1][0].reward if o.baseline and i >= 0 else None
-            if self.hints is not None and i >= 0:
-                episodes = self.hints.beside(problem, episodes, verdicts)
-            for j, (e, v) in enumerate(zip(episodes, verdicts, strict=True)):
-                record = {"step": step, "round": round_, **describe(problem, j, e, v)}
-                records.append(record if i >= 0 else {**record, "baseline": True})
-                if i >= 0:
-                    rows.append(_row(problem, e, v, first_group + i, greedy))
+            if i < 0:
+                greedy_record = describe(groups[i][0], 0, episodes[0], verdicts[0])
+                records.append({"step": step, "round": round_, **greedy_record, "baseline": True})
+                continue
+            greedy = judged[_baseline(i)][1][0].reward if o.baseline else None
+            records += [{"step": step, "round": round_, **record} for record in made[i].records()]
+            rows += [_row(made[i].problem, m, first_group + i, greedy) for m in made[i].members]
         shown = () if self.hints is None else (HINT,)
         batch = build_rollouts(rows, also=self.also, contexts=shown, dtype=o.dtype) if rows else None
         whole = self.ranks.gather_rollouts(batch)
         if shown:
             whole = whole.replace(hinted=has_context(whole, HINT))
         return whole, self.ranks.gather_list(records)
+
+    def _group(self, drawn: Drawn, episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> Group:
+        """A problem's samples, with hinted prompts beside them if there are any."""
+        if self.hints is not None:
+            episodes = self.hints.beside(drawn.problem, episodes, verdicts)
+        return Group(drawn.place, drawn.problem, [Member(e, v) for e, v in zip(episodes, verdicts, strict=True)])
 
     def _sample(
         self, groups: Mapping[int, tuple[Problem, list[Request]]], seconds: dict[str, float]
@@ -260,20 +275,31 @@ def _baseline(group: int) -> int:
     return -1 - group
 
 
-def _row(problem: Problem, episode: Episode, verdict: Verdict, group: int, baseline: float | None) -> Row:
+def _row(problem: Problem, member: Member, group: int, baseline: float | None) -> Row:
     """A sample as a row. Without a verdict on the greedy response its samples have nothing to be compared with."""
+    verdict = member.verdict
     reward = math.nan if baseline is not None and math.isnan(baseline) else verdict.reward
     numbers = {} if baseline is None else {"baseline": baseline}
-    return Row(episode, group, reward, problem.id, verdict.answer, verdict.parts, numbers=numbers)
+    return Row(member.episode, group, reward, problem.id, verdict.answer, verdict.parts, member.origin, numbers)
 
 
-def _samples(records: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Places of the records that stand for rows: all but greedy baselines."""
-    return [n for n, record in enumerate(records) if "baseline" not in record]
+def _numbers(records: Sequence[Mapping[str, Any]], wanted: Callable[[Mapping[str, Any]], bool]) -> list[int]:
+    """Places of the wanted records."""
+    return [n for n, record in enumerate(records) if wanted(record)]
 
 
-def sample_figures(records: Sequence[Mapping[str, Any]], correct_at: float) -> dict[str, Any]:
-    """Figures over every sample drawn, also those filtered out; rewards and lengths over those with a verdict."""
+def tokens_sampled(record: Mapping[str, Any]) -> int:
+    """Tokens that the policy sampled for the record: none of an expert's, and those on the way to a restated answer."""
+    own = 0 if record.get("origin") == "expert" else int(record["tokens"])
+    return own + int(record.get("further_tokens", 0))
+
+
+def sample_figures(everything: Sequence[Mapping[str, Any]], correct_at: float) -> dict[str, Any]:
+    """Figures over every sample drawn, also those filtered out; rewards and lengths over those with a verdict.
+
+    What the policy did not sample on the plain prompt has figures of its own, ``expert/…`` and ``rephrased/…``.
+    """
+    records = [r for r in everything if is_own(r)]
     judged = [r for r in records if r["reward"] is not None]
     right = [r for r in judged if r["reward"] >= correct_at]
     wrong = [r for r in judged if r["reward"] < correct_at]
@@ -292,6 +318,11 @@ def sample_figures(records: Sequence[Mapping[str, Any]], correct_at: float) -> d
     for name in sorted({n for r in records for n in r["parts"]}):
         values = [r["parts"][name] for r in records if r["parts"].get(name) is not None]
         figures[f"part/{name}"] = {"sum": math.fsum(values), "count": len(values)}
+    for name in sorted({r["origin"] for r in everything if "origin" in r}):
+        others = [r for r in everything if r.get("origin") == name]
+        figures[f"{name}/rows"] = {"sum": sum(map(is_row, others)), "count": len(others)}
+        figures[f"{name}/reward"] = _mean([r for r in others if r["reward"] is not None], lambda r: r["reward"])
+        figures[f"{name}/length"] = _mean(others, lambda r: r["tokens"])
     return figures
 
 

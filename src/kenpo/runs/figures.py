@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def step_figures(step: int, collected: Collected, report: Report) -> dict[str, Any]:
     """What a step did: the source's figures, then the update's."""
     figures: dict[str, Any] = {"step": step, **collected.figures, "updates": report.updates, "lr": report.lr}
-    filtered = max(0, collected.generated - report.trained)
+    filtered = max(0, collected.generated - (report.trained - report.foreign))
     figures["tokens"] = {"generated": collected.generated, "filtered": filtered, "trained": report.trained}
     sampler = collected.rollouts.logp_sampler
     if "entropy" not in report.sums and sampler is not None:
-        mask = collected.rollouts.mask
+        mask = collected.rollouts.mask & ~collected.rollouts.elsewhere.unsqueeze(-1)
         figures["entropy_estimate"] = {"sum": -float(sampler[mask].double().sum()), "count": int(mask.sum())}
     figures |= {name: {"sum": total, "count": count} for name, (total, count) in sorted(report.sums.items())}
     figures |= dict(sorted(report.extremes.items()))

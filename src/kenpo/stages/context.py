@@ -110,6 +110,11 @@ class Context:
         return self._core.rollouts.supervised
 
     @property
+    def elsewhere(self) -> Tensor:
+        """[B] bool: rows that the policy did not sample after their own prompt (`Rollouts.elsewhere`)."""
+        return self._core.rollouts.elsewhere
+
+    @property
     def trainable(self) -> Tensor:
         """[B,T] bool: trainable tokens of every row, with or without a reward, selected or not."""
         return self._core.rollouts.mask

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from kenpo.errors import InputError, UnknownNameError, unknown_name
 from kenpo.jsonfile import read_json
 from kenpo.kinds import check_kinds
+from kenpo.trainer.ranges import check, flag
 from kenpo.trainer.specs import Settings, Stages, VerifierSpec
 
 BUNDLED_MODEL, BUNDLED_TASK = "bundled", "addition"
@@ -38,8 +39,6 @@ SUPERVISED: dict[str, Any] = {
 }  # fmt: skip
 SOURCE_OF = {"sft": "demonstrations"}  # what a catalogued algorithm learns from, if not from samples of the policy
 
-OPTIMIZERS = ("adamw", "torchao_adamw_8bit", "torchao_adamw_4bit",
-              "bnb_adamw_8bit", "bnb_paged_adamw", "bnb_paged_adamw_8bit")  # fmt: skip
 
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
 PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})
@@ -104,6 +103,11 @@ class TrainConfig:
     """Column with what --teacher hint is shown (hint; sdpo: another right answer of the group)."""
     hint_template: str | None = None
     """Text that holds {prompt} and {hint} once (the task's own, else one in English)."""
+    expert: str | None = None
+    """File of expert traces (prompt, trace, perhaps trace_logp) for algorithms that read who wrote a response;
+    default: the task's own column trace."""
+    expert_rows: int = 1
+    """Traces that join each group, beside its --group-size samples."""
     settings: Settings = None
     """Change slots of the algorithm: --set surrogate.high=0.3 regularizers=[]."""
     stages: Stages = ()
@@ -226,7 +230,7 @@ class TrainConfig:
         for name, value in vars(self).items():
             if isinstance(value, os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
-        check_kinds(self, _flag)
+        check_kinds(self, flag)
         check(self)
 
     def but(self, **changes: Any) -> TrainConfig:
@@ -235,58 +239,6 @@ class TrainConfig:
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig))
-_AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epochs": 1, "microbatch_tokens": 1,
-             "max_refills": 0, "verifier_workers": 1, "verifier_memory": 0, "lora_rank": 0, "lora_alpha": 0,
-             "sampling_tokens": 1, "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0,
-             "threads": 1, "eval_every": 0, "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0,
-             "log_samples": 0, "critic_lr": 0, "critic_warmup": 0}  # fmt: skip
-
-
-def check(config: TrainConfig) -> None:
-    """InputError for a number out of range or options that exclude each other."""
-    for name, least in _AT_LEAST.items():
-        value = getattr(config, name)
-        if value is not None and not value >= least:
-            raise InputError(f"{_flag(name)}: {value} is below the least allowed, {least}")
-    if not -(2**63) <= config.seed < 2**63:
-        raise InputError(f"--seed: {config.seed} does not fit into 64 bits")
-    if not config.temperature > 0:
-        raise InputError(f"--temperature: {config.temperature} is not above 0; greedy decoding is for evaluation only")
-    if not 0 < config.top_p <= 1:
-        raise InputError(f"--top-p: {config.top_p} is not in (0, 1]")
-    if config.dropped_carry is not None and not 0 <= config.dropped_carry <= 1:
-        raise InputError(f"--dropped-carry: {config.dropped_carry} is not a share between 0 and 1")
-    if not config.time_limit > 0:
-        raise InputError(f"--time-limit: {config.time_limit} is not above 0")
-    if config.betas is not None and not (len(config.betas) == 2 and all(0 <= b < 1 for b in config.betas)):
-        raise InputError(f"--betas: two numbers in [0, 1) expected, got {config.betas}")
-    for name, allowed in {
-        "schedule": ("constant", "linear", "cosine"),
-        "dtype": ("float32", "bfloat16", "float64"),
-        "head_dtype": ("model", "float32"),
-        "attention": ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"),
-        "packing": ("auto", "on", "off"),
-        "refill": ("next", "same"),
-        "optimizer": OPTIMIZERS,
-        "deterministic": ("on", "off"),
-    }.items():
-        if getattr(config, name) is not None and getattr(config, name) not in allowed:
-            raise unknown_name(name, str(getattr(config, name)), allowed)
-
-    if config.sampling_tokens is not None and config.engine != "hf":
-        raise InputError(f"--sampling-tokens bounds the embedded engine, not {config.engine}; leave it out")
-    if config.recipe is not None:
-        raise InputError("recipe: an option of the command line; in Python: TrainConfig(**specs.RECIPES[name])")
-    if config.head_dtype == "float32" and config.dtype == "float64":
-        raise InputError("--head-dtype float32: the model is float64 already; leave it out")
-    if config.lora_alpha == 0:
-        raise InputError("--lora-alpha 0: the adapter would change nothing and get no gradient; give a number above 0")
-    if not config.lora_rank and (config.lora_alpha is not None or config.lora_targets):
-        raise InputError("--lora-alpha and --lora-targets shape a new adapter: give its --lora-rank too")
-
-
-def _flag(name: str) -> str:
-    return "--" + {"settings": "set", "stages": "with"}.get(name, name).replace("_", "-")
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
@@ -334,7 +286,7 @@ def check_source(config: TrainConfig, supervised: bool) -> None:
     if not supervised:
         for name in ("dropped_carry", "eval_task"):
             if getattr(config, name) is not None:
-                raise InputError(f"{_flag(name)} belongs to demonstrations (--algorithm sft){words}")
+                raise InputError(f"{flag(name)} belongs to demonstrations (--algorithm sft){words}")
         if config.response_column != "response":
             raise InputError(f"--response-column belongs to demonstrations (--algorithm sft){words}")
         return

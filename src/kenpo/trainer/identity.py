@@ -35,6 +35,8 @@ def identity(config: TrainConfig, inputs: Inputs) -> Identity:
     for name, file in _own_files(config):
         if file.is_file():
             found[f"{name} {file.name}"] = {"digest": file_digest(file), "of": str(file)}
+    if config.expert is not None:
+        found["expert traces"] = {"digest": file_digest(Path(config.expert)), "of": config.expert}
     folder = _model_folder(config.model)
     if folder is not None:
         found["model"] = {"digest": folder_digest(folder), "of": config.model}

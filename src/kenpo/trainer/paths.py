@@ -13,6 +13,7 @@ def whole_paths(config: TrainConfig) -> TrainConfig:
     changes = {
         "task": _data(config.task),
         "eval_file": None if config.eval_file is None else _absolute(config.eval_file),
+        "expert": None if config.expert is None else _absolute(config.expert),
         "model": _model(config.model),
         "teacher": config.teacher if config.teacher in (None, "base", "hint") else _model(config.teacher),
         "critic": config.critic if config.critic in (None, "trunk") else _model(config.critic),

@@ -22,6 +22,7 @@ from kenpo.models.scorer import Scorer
 from kenpo.models.shared_prompt import LEAST_SHARE
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
+from kenpo.trainer.mixing import MIXED, check_experts
 from kenpo.trainer.teaching import TAUGHT, check_teacher
 from kenpo.types import Rollouts
 
@@ -71,7 +72,8 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     needs = frozenset(algorithm.needs)
     check_teacher(algorithm, config)
     critic.check(algorithm, config.critic, config.critic_lr, config.critic_warmup, config.steps)
-    for name in sorted(needs - SUPPLIED - TAUGHT - VALUED):
+    check_experts(algorithm, config)
+    for name in sorted(needs - SUPPLIED - TAUGHT - VALUED - MIXED):
         raise InputError(
             f"algorithm {algorithm.name!r} reads {name!r} ({_who(algorithm, name)}), which `kenpo train` does not "
             "supply; put it into kenpo.Rollouts or kenpo.Policy in a loop of your own"

@@ -23,10 +23,11 @@ from kenpo.experience.tasks import Task, load_task
 from kenpo.experience.verdict import Verifier
 from kenpo.experience.verifiers import load_verifier
 from kenpo.loading import load_object, try_out
-from kenpo.models.loading import context_length
+from kenpo.models.loading import context_length, stop_ids
 from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import BUNDLED_TASK, TrainConfig
+from kenpo.trainer.mixing import mixture_of
 from kenpo.trainer.plan import SUPPLIED, check_group_size
 from kenpo.trainer.teaching import hinted_by
 
@@ -131,11 +132,14 @@ def on_policy(m: Making) -> Source:
     assert task is not None
     assert verifier is not None
     prompts = prompts_of(m, task)
-    prompts.check(task.train(i) for i in range(reach(m.config, m.inputs.algorithm, task)))
+    problems = [task.train(i) for i in range(reach(m.config, m.inputs.algorithm, task))]
+    prompts.check(problems)
     options = batch_options(m.config, m.inputs.algorithm)
     hints = hints_of(m, task, prompts)
+    ends = stop_ids(m.model, m.tokenizer)
+    mixture = mixture_of(m.config, m.inputs.algorithm, prompts, verifier, ends, problems)
     return OnPolicy(
-        task, verifier, m.engine, prompts, m.ranks, options, sampling_options(m.config), evaluator_of(m), hints
+        task, verifier, m.engine, prompts, m.ranks, options, sampling_options(m.config), evaluator_of(m), hints, mixture
     )
 
 

@@ -24,7 +24,7 @@ from kenpo.runs.checkpoint import Part
 from kenpo.seeds import stable_seed
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.plan import Passes
-from kenpo.types import Prepared, Rollouts
+from kenpo.types import EXPERT, Prepared, Rollouts
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Report:
     extremes: dict[str, float] = field(default_factory=dict)
     updates: int = 0
     trained: int = 0
+    foreign: int = 0  # of the trained tokens, those that an expert wrote
     lr: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -89,7 +90,9 @@ class Updater:
         prepared = kenpo.prepare(self.algorithm, rollouts, state)
         rates = self.rates(step)
         report = Report(rollouts, prepared.state, lr=rates.policy or 0.0, seconds=seconds)
-        report.trained = int((rollouts.mask & prepared.selected.unsqueeze(1)).sum())
+        trained = (rollouts.mask & prepared.selected.unsqueeze(1)).sum(1)
+        report.trained = int(trained.sum())
+        report.foreign = 0 if rollouts.origin is None else int(trained[rollouts.origin == EXPERT].sum())
         report.add("selected", float(prepared.selected.sum()), len(rollouts))
         for name, (total, count) in {**critics.figures(prepared), **self._agreement(rollouts)}.items():
             report.add(name, total, count)
