@@ -13,6 +13,7 @@ from kenpo.stages.base import Stage, snake
 
 _UPDATE = "several updates of a batch (--minibatches or --epochs above 1)"
 _LAG = "batches that older weights sampled"
+OFF = "another number"  # what a part needs that a number of its own switches off
 _ENGINE = "an engine whose log-probs differ from the trainer's"
 
 
@@ -52,7 +53,7 @@ def acts(
 
 def _judged(a: Algorithm, key: str, stage: Stage, updates: int, stale: bool, foreign: bool, truncated: bool) -> Part:
     if stage.off is not None:
-        return Part(key, False, stage.off, "another number")
+        return Part(key, False, stage.off, OFF)
     if "truncated" in stage.needs and not truncated:
         return Part(key, False, "no response hits the length limit", "responses that do")
     distance = a.ratio.distance if stage is a.surrogate and a.ratio is not None else stage.distance

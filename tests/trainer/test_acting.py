@@ -1,6 +1,7 @@
 """What a run says of itself before and at its first step, and what `kenpo show`, `list` and `check` say."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -58,6 +59,20 @@ def test_the_catalogue_says_what_trains_and_acts(capsys):
     assert rows["rloo"]["acts"] == "always"
     assert "stale or foreign" in rows["tis"]["acts"]
     assert all(row["source"] for row in rows.values())
+    assert rows["dapo"]["acts"] == "with several updates; shaping.soft_overlong is off until its number is set"
+
+
+def test_the_table_says_what_trains_and_when_it_acts(capsys):
+    lines = told(capsys, "list").out.splitlines()
+    head = [lines[0].index(title) for title in ("kenpo train", "all parts act", "status")]
+    cells = {line.split()[0]: [line[a:b].strip() for a, b in pairwise(head)] for line in lines[1:-4] if line}
+    rows = json.loads(told(capsys, "list", "--json").out)
+    assert cells.keys() == {row["name"] for row in rows}
+    for row in rows:
+        trains = "yes" if row["trains"] else f"no, lacks {', '.join(row['lacks'])}"
+        assert cells[row["name"]] == [trains, row["acts"] if row["trains"] else "–"]
+    assert cells["tis"] == ["yes", "with several updates and stale or foreign samples"]
+    assert cells["sis"][0].startswith("no, lacks topk_ids")
 
 
 def test_check_runs_a_step(capsys):
@@ -117,17 +132,3 @@ def test_a_norm_that_was_cut_is_shown_before_and_after(options, capsys, tmp_path
     cut = told(capsys, *args, "--grad-clip", "1e-9", "--out", tmp_path / "a").out
     assert cut.count(" cut to 1e-09") == 2
     assert " cut to " not in told(capsys, *args, "--grad-clip", "0", "--out", tmp_path / "b").out
-
-
-@pytest.mark.parametrize(("file", "name"), [("evaluation", "EvalOptions"), ("training", "SampleOptions")])
-def test_every_option_of_eval_and_sample_has_a_help_text(file, name):
-    import ast
-    from pathlib import Path
-
-    import kenpo.commands
-
-    tree = ast.parse((Path(kenpo.commands.__file__).parent / f"{file}.py").read_text())
-    (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
-    for field, after in zip(found.body, [*found.body[1:], None], strict=True):
-        if isinstance(field, ast.AnnAssign):
-            assert isinstance(after, ast.Expr), ast.unparse(field)

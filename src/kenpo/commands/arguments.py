@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import re
 from collections.abc import Sequence
 from typing import Any, TypeVar, get_type_hints
 
+from kenpo.commands.help import Groups, help_text
 from kenpo.errors import InputError, unknown_name
 
+HELP = ("-h", "--help")
 T = TypeVar("T")
 
 
@@ -53,17 +56,29 @@ def take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     return value, rest
 
 
-def positional(argv: Sequence[str], prog: str, description: str, cls: type) -> tuple[str, list[str]]:
+def positional(
+    argv: Sequence[str], prog: str, description: str, cls: type, groups: Groups | None = None
+) -> tuple[str, list[str]]:
     """The model's name in front of the options, and these. InputError without one."""
-    if argv and argv[0] in ("-h", "--help"):
-        parse(cls, ["--help"], prog=prog, description=description)
+    if argv and argv[0] in HELP:
+        parse(cls, ["--help"], prog=prog, description=description, groups=groups)
     if not argv or argv[0].startswith("-"):
         raise InputError(f"name the model first: {prog} [OPTIONS]")
     return argv[0], list(argv[1:])
 
 
-def parse(cls: type[T], argv: Sequence[str], *, prog: str, description: str, default: T | None = None) -> T:
-    """An instance of dataclass `cls`; `--help` prints and leaves with status 0. InputError for bad options."""
+def parse(
+    cls: type[T], argv: Sequence[str], *, prog: str, description: str, default: T | None = None,
+    groups: Groups | None = None,
+) -> T:  # fmt: skip
+    """An instance of dataclass `cls`; `--help` prints and leaves with status 0. InputError for bad options.
+
+    With `groups` the help lists the options under their titles.
+    """
+    description = inspect.cleandoc(description)
+    if groups is not None and any(arg in HELP for arg in argv):
+        print(help_text(cls, prog, description, groups, default), end="")
+        raise SystemExit(0)
     import tyro
 
     kwargs: dict[str, Any] = {} if default is None else {"default": default}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kenpo.commands.arguments import merge_repeats, parse, positional
+from kenpo.commands.groups import EVAL
 from kenpo.errors import InputError
 from kenpo.trainer.specs import VerifierSpec
 
@@ -88,8 +89,9 @@ class EvalOptions:
 
 def evaluate(argv: list[str]) -> int:
     """The command ``kenpo eval``."""
-    name, argv = positional(argv, "kenpo eval MODEL", _EVAL, EvalOptions)
-    options = parse(EvalOptions, merge_repeats(argv, _LISTS), prog="kenpo eval MODEL", description=_EVAL)
+    name, argv = positional(argv, "kenpo eval MODEL", _EVAL, EvalOptions, EVAL)
+    arguments = merge_repeats(argv, _LISTS)
+    options = parse(EvalOptions, arguments, prog="kenpo eval MODEL", description=_EVAL, groups=EVAL)
     check(options)
     result = run_eval(name, options)
     print(json.dumps(result) if options.json else "\n".join(table(result)))

@@ -55,7 +55,7 @@ def loss(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class ListOptions:
-    """The catalogue of algorithms: what each changes, what it needs, where it comes from.
+    """The catalogue of algorithms: what each changes, where it comes from, whether and when it acts in `kenpo train`.
 
     examples:
       kenpo list
@@ -69,6 +69,7 @@ class ListOptions:
 def when_all_act(a: Any) -> str:
     """Under which conditions every part of the algorithm can act."""
     import kenpo
+    from kenpo.conditions import OFF
 
     several = 4 if a.updates is None else a.updates
     conditions: dict[str, dict[str, Any]] = {
@@ -77,9 +78,11 @@ def when_all_act(a: Any) -> str:
         "with stale or foreign samples": {"stale": True, "foreign": True},
         "with several updates and stale or foreign samples": {"updates": several, "stale": True, "foreign": True},
     }
+    off = {p.part for p in kenpo.acts(a) if p.needed == OFF}
+    set_up = "".join(f"; {part} is off until its number is set" for part in sorted(off))
     for words, how in conditions.items():
-        if all(p.acts for p in kenpo.acts(a, **how)):
-            return words
+        if all(p.acts or p.part in off for p in kenpo.acts(a, **how)):
+            return words + set_up
     return "never in full"
 
 
@@ -178,15 +181,21 @@ def list_(argv: list[str]) -> int:
     if options.json:
         print(json.dumps(rows, indent=2))
         return 0
-    _table(
-        ["name", "paper", "changes to GRPO", "needs", "status"],
-        [
-            [r["name"], r["source"], ", ".join(r["changes"]) or "–", ", ".join(r["needs"]) or "–", r["status"]]
-            for r in rows
-        ],
-    )
+    columns = ["name", "paper", "changes to GRPO", "reads", "kenpo train", "all parts act", "status"]
+    _table(columns, [row_of(r) for r in rows])
     print(f"\n{len(rows)} algorithms; a name with a hyphen is a variant. kenpo show NAME, kenpo diff A B")
+    print(
+        "all parts act: kenpo train samples afresh for every batch; several updates of it are --minibatches or --epochs"
+    )
+    print("above 1; stale or foreign samples come from lagging weights or an engine that is not the embedded one")
     return 0
+
+
+def row_of(r: Any) -> list[str]:
+    """An entry's line of the table."""
+    trains = "yes" if r["trains"] else f"no, lacks {', '.join(r['lacks'])}"
+    changed, reads = (", ".join(r[key]) or "–" for key in ("changes", "needs"))
+    return [r["name"], r["source"], changed, reads, trains, r["acts"] if r["trains"] else "–", r["status"]]
 
 
 @dataclass(frozen=True)

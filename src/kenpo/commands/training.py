@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kenpo.commands.arguments import merge_repeats, parse, positional, take
+from kenpo.commands.groups import SAMPLE, TRAIN
 from kenpo.commands.prompts import prompts
 from kenpo.errors import InputError, KenpoError, unknown_name
 from kenpo.terminal import plain
@@ -90,7 +91,8 @@ def read_config(argv: list[str], prog: str = "kenpo train", description: str = _
         if unfinished:
             base = recorded_config(path)
     base = base.but(resume=resume)
-    config = parse(TrainConfig, merge_repeats(argv, _LISTS), prog=prog, description=description, default=base)
+    arguments = merge_repeats(argv, _LISTS)
+    config = parse(TrainConfig, arguments, prog=prog, description=description, default=base, groups=TRAIN)
     if base.settings and config.settings is not base.settings:
         config = config.but(settings={**base.settings, **(config.settings or {})})
     return config
@@ -162,8 +164,9 @@ class SampleOptions:
 
 def sample(argv: list[str]) -> int:
     """The command ``kenpo sample``."""
-    name, argv = positional(argv, "kenpo sample MODEL", _SAMPLE, SampleOptions)
-    options = parse(SampleOptions, merge_repeats(argv, _LISTS), prog="kenpo sample MODEL", description=_SAMPLE)
+    name, argv = positional(argv, "kenpo sample MODEL", _SAMPLE, SampleOptions, SAMPLE)
+    arguments = merge_repeats(argv, _LISTS)
+    options = parse(SampleOptions, arguments, prog="kenpo sample MODEL", description=_SAMPLE, groups=SAMPLE)
     if options.samples < 1:
         raise InputError("--samples is at least 1")
     from kenpo.engines.base import Request, SamplingOptions, check_prompt_fits

@@ -43,7 +43,7 @@ SOURCE_OF = {"sft": "demonstrations"}  # what a catalogued algorithm learns from
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
 PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})
 TAKEN_ON_RESUME = ("accept_changes", "dry_run", "quiet")  # from the command line that resumes
-# Recorded, yet free to differ when a run is resumed: they change no number.
+# Recorded, yet free to differ when a run is resumed: they change no number (a sampling room at most last bits).
 FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills", "sampling_tokens", "verifier_workers", "verifier_memory"})
 
 _SEVERAL = ("stages", "stop", "verifier", "loggers", "betas", "lora_targets")
@@ -136,10 +136,11 @@ class TrainConfig:
     """Tokens that the embedded engine holds at once; default: what free memory allows, recorded and kept on resume."""
 
     temperature: float = 1.0
+    """Logits are divided by it, in sampling and in every log-prob."""
     top_p: float = 1.0
-    """Below 1, log-probs are renormalised over the sampler's support on both sides."""
+    """Sample from the likeliest tokens of this mass, over which log-probs are renormalised on both sides; 1: all."""
     top_k: int = 0
-    """0: off."""
+    """Sample from this many likeliest tokens; 0: all."""
     max_tokens: int | None = None
     """Longest response (recipe 40, else 256)."""
     stop: tuple[str, ...] = ()
@@ -187,6 +188,7 @@ class TrainConfig:
     deterministic: Literal["on", "off"] = "on"
     """Deterministic kernels on a GPU; off: faster ones, and a resumed run no longer repeats bit for bit."""
     seed: int = 0
+    """Of the order of problems, the samples and the minibatches; one seed gives one run."""
     threads: int | None = None
     """CPU threads, fixed because the order of additions depends on them; default: those torch would use."""
 
