@@ -10,7 +10,8 @@ TRAIN: Groups = {
         "system", "dropped_carry",
     ),
     "algorithm": (
-        "algorithm", "settings", "stages", "recipe", "critic", "critic_lr", "teacher", "hint_column", "hint_template",
+        "algorithm", "settings", "stages", "recipe", "critic", "critic_lr", "critic_warmup", "teacher", "hint_column",
+        "hint_template", "expert", "expert_rows",
     ),
     "batch and updates": (
         "steps", "prompts", "group_size", "minibatches", "epochs", "microbatch_tokens", "max_refills", "refill",

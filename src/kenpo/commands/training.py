@@ -69,8 +69,8 @@ def read_config(argv: list[str], prog: str = "kenpo train", description: str = _
     """A TrainConfig from the command line: a recorded one (``--config``, ``--resume``) under the further options."""
     from kenpo.runs.folder import next_in_series
     from kenpo.trainer.config import TrainConfig, load
+    from kenpo.trainer.defaults import RECIPES
     from kenpo.trainer.settle import recorded_config
-    from kenpo.trainer.specs import RECIPES
 
     argv, resume = _resume(argv)
     file, argv = take(argv, "--config")

@@ -15,30 +15,9 @@ from typing import Any, Literal
 from kenpo.errors import InputError, UnknownNameError, unknown_name
 from kenpo.jsonfile import read_json
 from kenpo.kinds import check_kinds
+from kenpo.trainer.defaults import BUNDLED_MODEL, BUNDLED_TASK, RECIPE, RECIPE_SETTINGS, SOURCE_OF, SUPERVISED, USUAL
 from kenpo.trainer.ranges import check, flag
 from kenpo.trainer.specs import Settings, Stages, VerifierSpec
-
-BUNDLED_MODEL, BUNDLED_TASK = "bundled", "addition"
-
-# What is used for a field left at None.
-USUAL: dict[str, Any] = {
-    "steps": 200, "prompts": 16, "group_size": 8, "lr": 1e-6, "warmup": 0, "betas": (0.9, 0.999), "max_tokens": 256,
-    "eval_every": 20, "checkpoint_every": 20, "settings": {},
-}  # fmt: skip
-# The measured recipe for the bundled model on its task (recipes/first_run.py); GRPO without KL, clip-higher.
-RECIPE: dict[str, Any] = {
-    "steps": 12, "prompts": 16, "group_size": 8, "lr": 1e-4, "warmup": 10, "betas": (0.9, 0.99), "max_tokens": 40,
-    "eval_every": 4, "checkpoint_every": 4,
-}  # fmt: skip
-RECIPE_SETTINGS: dict[str, Any] = {"regularizers": [], "surrogate.high": 0.28}  # with the recipe's algorithm, grpo
-
-# What is used where the source is demonstrations.
-SUPERVISED: dict[str, Any] = {
-    "steps": 220, "prompts": 64, "group_size": 1, "lr": 1e-3, "warmup": 20, "betas": (0.9, 0.99), "max_tokens": 64,
-    "eval_every": 0, "checkpoint_every": 50,
-}  # fmt: skip
-SOURCE_OF = {"sft": "demonstrations"}  # what a catalogued algorithm learns from, if not from samples of the policy
-
 
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
 PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})

@@ -53,7 +53,7 @@ def check(config: TrainConfig) -> None:
     if config.sampling_tokens is not None and config.engine != "hf":
         raise InputError(f"--sampling-tokens bounds the embedded engine, not {config.engine}; leave it out")
     if config.recipe is not None:
-        raise InputError("recipe: an option of the command line; in Python: TrainConfig(**specs.RECIPES[name])")
+        raise InputError("recipe: an option of the command line; in Python: TrainConfig(**defaults.RECIPES[name])")
     if config.head_dtype == "float32" and config.dtype == "float64":
         raise InputError("--head-dtype float32: the model is float64 already; leave it out")
     if config.lora_alpha == 0:

@@ -61,9 +61,3 @@ VerifierSpec = Annotated[
         str_from_instance=lambda x: [x] if isinstance(x, str) else list(x or ()),
     ),
 ]
-
-#: Named sets of options (`--recipe`); options beside one win.
-RECIPES: dict[str, dict[str, Any]] = {
-    "on-policy": {"minibatches": 1, "epochs": 1},  # every ratio is 1: what is left is the advantage and the average
-    "several-updates": {"minibatches": 4, "epochs": 2, "lr": 2e-5},  # ratios move and bounds act
-}
