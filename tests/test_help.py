@@ -76,7 +76,7 @@ def test_a_page(monkeypatch):
     )
     assert (
         page
-        == f"""usage: kenpo some [OPTIONS]
+        == f"""usage: kenpo some [--help] [OPTIONS]
 
 What it does.
 

@@ -37,7 +37,7 @@ def help_text(cls: Any, prog: str, description: str, groups: Groups, default: An
     fields = {f.name: f for f in dataclasses.fields(cls)}
     listed = {name for names in groups.values() for name in names}
     rest = [name for name in fields if name not in listed]
-    lines = [f"usage: {prog} [OPTIONS]", "", inspect.cleandoc(description).rstrip()]
+    lines = [f"usage: {prog} [--help] [OPTIONS]", "", inspect.cleandoc(description).rstrip()]
     for title, names in [*groups.items(), (OTHER, rest)]:
         known = [n for n in names if n in fields or isinstance(n, Beside)]
         if known:
