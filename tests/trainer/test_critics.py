@@ -34,7 +34,9 @@ def test_the_head_learns_and_the_next_batch_reads_what_it_says(name, valued, tmp
     train(TrainConfig(**(valued | {"algorithm": name, "out": str(run), "steps": 4, "critic_lr": 0.05})))
     assert bool(head(run)["values.weight"].any())
     first, last = (load_file(str(run / f"batches/{n:06d}.safetensors")) for n in (1, 4))
-    assert not bool(first["values_old"].any())  # a fresh head says 0
+    begun = first["values_old"][first["mask"]]  # a fresh head begins at the mean reward of the first batch
+    assert begun.tolist() == pytest.approx([float(first["rewards"].mean())] * len(begun), rel=1e-6)
+    assert float(last["values_old"][last["mask"]].std()) > 0
     assert bool(last["values_old"][last["mask"]].any())
     assert not bool(last["values_old"][~last["mask"]].any())
     lines = [line for line in figures(run) if line["step"]]
@@ -44,8 +46,9 @@ def test_the_head_learns_and_the_next_batch_reads_what_it_says(name, valued, tmp
 
 def test_the_heads_rate_is_its_own(valued, tmp_path):
     for rate in (1e-3, 1e-1):
-        train(TrainConfig(**(valued | {"out": str(tmp_path / str(rate)), "steps": 2, "critic_lr": rate})))
-    slow, quick = (head(tmp_path / str(rate))["values.bias"].abs() for rate in (1e-3, 1e-1))
+        train(TrainConfig(**(valued | {"out": str(tmp_path / str(rate)), "steps": 1, "critic_lr": rate})))
+    begun = float(load_file(str(tmp_path / "0.1/batches/000001.safetensors"))["rewards"].mean())
+    slow, quick = ((head(tmp_path / str(rate))["values.bias"] - begun).abs() for rate in (1e-3, 1e-1))
     assert float(quick) > 20 * float(slow)
 
 
@@ -134,6 +137,17 @@ def test_the_critic_learns_alone_at_first(kind, valued, models, tmp_path):
     assert bool(learnt[0].any())
     assert not torch.equal(learnt[0], learnt[1])
     assert [line["updates"] for line in figures(tmp_path / "run") if line["step"]] == [0, 0, 1]
+
+
+def test_a_critic_that_was_saved_begins_where_it_was(valued, models, tmp_path):
+    """A head that lies in the model's folder is taken up as it is, on a trunk and apart."""
+    train(TrainConfig(**(valued | {"out": str(tmp_path / "first"), "steps": 2, "critic_lr": 0.05})))
+    folder = tmp_path / "first/checkpoints/step_000002"
+    for name, where in (("trunk", {"model": str(folder)}), ("own", {"critic": str(folder)})):
+        train(TrainConfig(**(valued | where | {"out": str(tmp_path / name), "steps": 1, "critic_lr": 0.0})))
+        part = "critic/" if name == "own" else ""
+        saved = load_file(str(tmp_path / name / "checkpoints/step_000001" / f"{part}scalar_heads.safetensors"))
+        assert all(torch.equal(t, head(tmp_path / "first")[n]) for n, t in saved.items())
 
 
 def test_a_value_loss_sends_nothing_to_a_policy_with_a_critic_of_its_own(valued, models, tmp_path):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
+
 from kenpo.errors import InputError
 from kenpo.learner.learner import Learner
 from kenpo.models.scorer import Scorer
@@ -66,12 +68,16 @@ class Rates:
 class Critic:
     """The critic of a run. `own` is the learner of a model of its own, or None: the head on the policy's trunk.
 
-    A frozen critic is a scorer without a learner. A value loss sends its gradient to the model that makes the
-    values and to no other: with a model of its own, the policy's gradient is that without the value loss.
+    A frozen critic is a scorer without a learner. A ``fresh`` head says 0 everywhere and begins, before the first
+    batch, at that batch's mean reward: the critic then learns what differs and not, for many steps, the mean. A value
+    loss sends its gradient to the model that makes the values and to no other: with a model of its own, the policy's
+    gradient is that without the value loss.
     """
 
-    def __init__(self, policy: Learner, own: Learner | None = None, frozen: Scorer | None = None) -> None:
-        self.policy, self.own = policy, own
+    def __init__(
+        self, policy: Learner, own: Learner | None = None, frozen: Scorer | None = None, fresh: bool = False
+    ) -> None:
+        self.policy, self.own, self.fresh = policy, own, fresh
         self.scorer = frozen or (policy if own is None else own).scorer
 
     def look(
@@ -84,10 +90,21 @@ class Critic:
         if not want:
             return rollouts
         began = time.perf_counter()
+        if self.fresh:
+            self._begin(rollouts)
         terms = self.policy.terms(rollouts, want, prompts, self._ahead()).tensors()
         seconds["values"] = time.perf_counter() - began
         found = {name: terms[term].to(rollouts.mask.device) for name, term in fields.items() if term in want}
         return rollouts.replace(**found)
+
+    @torch.no_grad()
+    def _begin(self, rollouts: Rollouts) -> None:
+        """Put the head at the mean of the rewards; rows without one (no verdict, supervised) say nothing."""
+        known = rollouts.rewards[rollouts.rewards.isfinite() & ~rollouts.supervised]
+        head = cast(ScalarHead, self.scorer.heads["values"])
+        if len(known):
+            head.bias.fill_(float(known.double().mean()))
+        self.fresh = False
 
     def _ahead(self) -> Scorer:
         """The scorer whose score is the value after a row's last token: the same head on that token's state."""

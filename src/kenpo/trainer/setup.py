@@ -23,7 +23,7 @@ from kenpo.models.loading import check_ends, check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
 from kenpo.models.scorer import Scorer
 from kenpo.models.teaching import check_vocabulary
-from kenpo.models.value_head import ScalarHeads, load_heads, new_heads
+from kenpo.models.value_head import load_heads, new_heads
 from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import load_part, usable
 from kenpo.trainer.config import TrainConfig
@@ -64,7 +64,8 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
             f"{config.model}: a quantized model, whose weights can't be trained and saved; dequantize it first"
         )
     on_trunk = bool(inputs.algorithm.needs & VALUED) and config.critic in (None, TRUNK)
-    heads = value_head(model, checkpoint or Path(config.model)) if on_trunk else None
+    found = only_values(load_heads(model, checkpoint or Path(config.model))) if on_trunk else None
+    heads = found or (new_heads(model, ("values",)) if on_trunk else None)
     scorer = Scorer(
         model, temperature=config.temperature, packing=config.packing, checkpointing=config.gradient_checkpointing,
         heads=heads,
@@ -93,7 +94,7 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     source, teacher = make_source(making), teacher_evaluator(making, scorer.teacher)
     learner = Learner(scorer, learner_options(config, passes), ranks)
     learner.average = average
-    critic = Critic(learner) if on_trunk else None
+    critic = Critic(learner, fresh=found is None) if on_trunk else None
     if config.critic not in (None, TRUNK):
         critic = open_critic(config, learner, inputs.algorithm, tokenizer, device, checkpoint)
     updater = Updater(learner, inputs.algorithm, config, passes, scorer.reference, critic)
@@ -134,11 +135,6 @@ def room(config: TrainConfig, model: Any, passes: Passes, facts: ModelFacts, ran
     return min(ranks.gather(sampling_room(model, config.max_tokens, sum(later.values()))))
 
 
-def value_head(model: Any, folder: Path) -> ScalarHeads:
-    """The head for values that lies in the model's folder, or a fresh one."""
-    return only_values(load_heads(model, folder)) or new_heads(model, ("values",))
-
-
 def open_critic(
     config: TrainConfig, policy: Learner, algorithm: Any, tokenizer: Any, device: str, checkpoint: Path | None
 ) -> Critic:
@@ -167,7 +163,7 @@ def open_critic(
     own = Learner(scorer, replace(policy.options, measured=frozenset()), policy.ranks)
     if checkpoint:
         own.load(load_part(checkpoint, FOLDER))
-    return Critic(policy, own)
+    return Critic(policy, own, fresh=heads is None)
 
 
 def learner_options(config: TrainConfig, passes: Passes) -> LearnerOptions:

@@ -110,19 +110,20 @@ class Updater:
         return agreement(scorer, rollouts[rows]) if rows else {}
 
     def rates(self, step: int) -> Rates:
-        """The learning rates of `step`. The policy's course begins after the steps in which the critic learns alone."""
-        config, alone = self.config, self.config.critic_warmup
+        """The learning rates of `step`. The policy's course begins after the steps in which the critic learns alone;
+        the critic's has no warm-up, since its first task is to catch up."""
+        config, alone, how = self.config, self.config.critic_warmup, self.config.schedule
         assert config.lr is not None
         assert config.warmup is not None
         assert config.steps is not None
-        course: dict[str, Any] = {"warmup": config.warmup, "schedule": config.schedule}
-        policy = (
-            learning_rate(step - alone, lr=config.lr, steps=config.steps - alone, **course) if step > alone else None
-        )
+        policy = None
+        if step > alone:
+            left = config.steps - alone
+            policy = learning_rate(step - alone, lr=config.lr, warmup=config.warmup, steps=left, schedule=how)
         if self.critic is None:
             return Rates(policy)
         lr = critics.RATE * config.lr if config.critic_lr is None else config.critic_lr
-        return Rates(policy, learning_rate(step, lr=lr, steps=config.steps, **course))
+        return Rates(policy, learning_rate(step, lr=lr, warmup=0, steps=config.steps, schedule=how))
 
     def minibatches(self, prepared: Prepared, step: int, epoch: int) -> list[list[int]]:
         """Rows of each minibatch: whole groups, shuffled by a seed of their own where there is more than one."""
