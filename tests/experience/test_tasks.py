@@ -175,7 +175,7 @@ def test_bad_files(tmp_path):
     (tmp_path / "broken.json").write_text('[{"prompt": "p",\n "answer": }]')
     for spec, words in {
         str(tmp_path / "none.jsonl"): ["no such file"],
-        str(tmp_path): ["is a folder", "a.jsonl"],
+        str(tmp_path): ["different formats", "*.json"],
         str(tmp_path / "a.txt"): ["must end in .jsonl"],
         str(tmp_path / "latin.jsonl"): ["line 2", "UTF-8"],
         str(tmp_path / "fake.parquet"): ["not a readable parquet"],

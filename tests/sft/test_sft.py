@@ -362,7 +362,7 @@ def test_options_of_demonstrations_are_refused_without_them():
         ('{"prompt": "1+1=", "response": 2}\n', "line 1: column 'response'"),
         ('{"prompt": "1+1=", "response": "2"}\n{"prompt": "1+1=", "response": "two"}\n', "line 2: holds characters"),
         (json.dumps({"prompt": "1+1=", "response": "2" * 100}) + "\n", "do not fit the model's context of 64"),
-        ('{"prompt": "1+1=", "response": "\\ud800"}\n', "line 1: holds"),
+        ('{"prompt": "1+1=", "response": "\\ud800"}\n', "line 1: the response holds"),
     ],
 )
 def test_bad_files_are_found_before_the_first_step(text, message, start, tmp_path):

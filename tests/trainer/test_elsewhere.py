@@ -64,7 +64,10 @@ def test_a_tracking_service_that_goes_away_leaves_the_run_alone(options, tmp_pat
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
-    summary = train(TrainConfig(**(options | {"loggers": ("trackio",), "out": str(tmp_path / "run"), "steps": 4})))
+    try:
+        summary = train(TrainConfig(**(options | {"loggers": ("trackio",), "out": str(tmp_path / "run"), "steps": 4})))
+    finally:
+        sys.modules.pop("trackio", None)  # other tests look for the real one
     assert summary["steps"] == 4
     assert capsys.readouterr().err.count("the logger trackio failed (ConnectionError: gone)") == 1
 

@@ -7,11 +7,11 @@ import math
 import pytest
 
 from kenpo.cli import main
-from kenpo.commands.evaluation import set_names
 from kenpo.engines.base import SamplingOptions
 from kenpo.errors import InputError, VerifierError
 from kenpo.experience.estimates import pass_at_k
 from kenpo.experience.evaluate import Evaluator
+from kenpo.experience.files import set_names
 from kenpo.experience.problem import Problem
 from kenpo.ranks import Ranks
 

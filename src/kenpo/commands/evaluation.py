@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from kenpo.commands.arguments import merge_repeats, parse, positional
@@ -112,25 +111,13 @@ def check(o: EvalOptions) -> None:
         raise InputError("--eval-file takes the place of one task's rows; with several sets name the files with --task")
 
 
-def set_names(tasks: Sequence[str]) -> list[str]:
-    """Each set's name: a file's name without its ending, or all that was typed where two would be called alike.
-
-    InputError for a set that is given twice.
-    """
-    stems = [Path(t).name.partition(".")[0] if Path(t).suffix else t for t in tasks]
-    names = [t if stems.count(stem) > 1 else stem for t, stem in zip(tasks, stems, strict=True)]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"--task {name}: given twice")
-    return names
-
-
 def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
     """What ``kenpo eval --json`` prints: ``{"model", "sets": {NAME: figures}}``, each set as if it were alone."""
     import torch
 
     from kenpo.engines.hf import HFEngine
     from kenpo.engines.room import sampling_room
+    from kenpo.experience.files import set_names
     from kenpo.experience.verifiers import load_verifier
     from kenpo.models.loading import check_system, load_model
     from kenpo.terminal import to_stderr

@@ -15,7 +15,7 @@ from kenpo.commands.prompts import prompts
 from kenpo.errors import InputError, KenpoError, unknown_name
 from kenpo.terminal import plain
 
-_LISTS = ("--set", "--with", "--stop", "--loggers", "--lora-targets", "--verifier")
+_LISTS = ("--set", "--task", "--eval-file", "--with", "--stop", "--loggers", "--lora-targets", "--verifier")
 
 _TRAIN = """Train a model with any algorithm on any task, and write everything about it into one folder.
 

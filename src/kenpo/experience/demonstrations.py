@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -12,9 +12,13 @@ import torch
 
 from kenpo.episode import Episode, Segment, given
 from kenpo.errors import InputError
-from kenpo.experience.episode import Row, build_rollouts
+from kenpo.experience.episode import Row as Sampled
+from kenpo.experience.episode import build_rollouts
 from kenpo.experience.evaluate import Evaluator
-from kenpo.experience.files import HELD_OUT_SHARE, check_prompt, prompt_key
+from kenpo.experience.files import HELD_OUT_SHARE, check_prompt, prompt_key, told
+from kenpo.experience.layouts import Layout, find_layout
+from kenpo.experience.rows import Row
+from kenpo.experience.shards import Spec, read_rows
 from kenpo.experience.source import Collected, Priorities, Score, Source, State, Usable
 from kenpo.models.loading import check_characters, encode_prompt
 from kenpo.types import Rollouts
@@ -61,15 +65,15 @@ class AdditionTexts:
 
 
 class FileTexts:
-    """Rows of a .jsonl, .json or .parquet file, in a fresh seeded order each time through.
+    """Rows of data as `read_rows` takes them, in a fresh seeded order each time through.
 
     Without `eval_file` up to `heldout` rows (at most one in five) are held out; the choice depends on the prompts
-    alone. With `eval_file` its first `heldout` rows are. Raises `InputError` naming file, row and column.
+    alone. With `eval_file` its first `heldout` rows are (of each file). Raises `InputError` naming file, row, column.
     """
 
     def __init__(
-        self, path: str, prompt_column: str, response_column: str, seed: int, heldout: int = 0,
-        eval_file: str | None = None,
+        self, path: Spec, prompt_column: str, response_column: str, seed: int, heldout: int = 0,
+        eval_file: Spec | None = None,
     ) -> None:  # fmt: skip
         rows = read_texts(path, prompt_column, response_column)
         self.rows: Sequence[Text]
@@ -77,7 +81,9 @@ class FileTexts:
         if eval_file is None:
             self.rows, self.heldout = split(rows, heldout)
         else:
-            self.rows, self.heldout = rows, read_texts(eval_file, prompt_column, response_column)[:heldout]
+            files = [eval_file] if isinstance(eval_file, str | Path) else eval_file
+            held = [read_texts(file, prompt_column, response_column)[:heldout] for file in files]
+            self.rows, self.heldout = rows, [text for texts in held for text in texts]
         self.seed = seed
         self._epoch, self._order = -1, []  # type: tuple[int, list[int]]
 
@@ -104,23 +110,25 @@ def split(rows: list[Text], heldout: int) -> tuple[list[Text], list[Text]]:
     return [r for i, r in enumerate(rows) if i not in chosen], [r for i, r in enumerate(rows) if i in chosen]
 
 
-def read_texts(path: str, prompt_column: str, response_column: str) -> list[Text]:
-    """All rows of a data file; `InputError` names the file, the row and the column that is wrong."""
-    from kenpo.experience.rows import read_rows
+def read_texts(spec: Spec, prompt_column: str, response_column: str) -> list[Text]:
+    """All rows of data with responses; `InputError` names the file, the row and the column that is wrong.
 
-    return [_text(row.values, f"{path}: {row.place}", prompt_column, response_column) for row in read_rows(Path(path))]
+    Of a conversation (`messages`, ShareGPT's `conversations`) the last turn is the response, the rest the prompt.
+    """
+    rows = read_rows(spec)
+    columns = {name for row in rows for name in row.values}
+    layout = find_layout(told(spec), columns, prompt_column, response_column, supervised=True)
+    return [_text(row, layout) for row in rows]
 
 
-def _text(row: Mapping[str, Any], where: str, prompt_column: str, response_column: str) -> Text:
-    for column, option in ((prompt_column, "--prompt-column"), (response_column, "--response-column")):
-        if column not in row:
-            listed = ", ".join(row) or "none"
-            raise InputError(f"{where}: no column {column!r}; the columns are {listed}; choose one with {option}")
-    prompt, response = row[prompt_column], row[response_column]
-    check_prompt(prompt, where, prompt_column)
+def _text(row: Row, layout: Layout) -> Text:
+    prompt, response = layout.read(row.values, row.place)
+    check_prompt(prompt, row.place, layout.prompt)
+    if isinstance(response, list) and len(response) == 1 and isinstance(response[0], dict):  # one message
+        response = response[0].get("content") if response[0].get("role") == "assistant" else None
     if not isinstance(response, str) or not response:
-        raise InputError(f"{where}: column {response_column!r} must hold a text that is not empty")
-    return Text(prompt, response, where)
+        raise InputError(f"{row.place}: column {layout.target!r} must hold a text that is not empty")
+    return Text(prompt, response, row.place)
 
 
 def encode(
@@ -206,7 +214,7 @@ class Demonstrations(Source):
 
     def measure(self, score: Score) -> dict[str, Any]:
         """Held-out loss and, with a task, its accuracy."""
-        figures = self.evaluator.run()[0].metrics() if self.evaluator else {}
+        figures = self.evaluator.measure() if self.evaluator else {}
         if not self._held:
             return figures
         total, count = 0.0, 0
@@ -222,5 +230,5 @@ class Demonstrations(Source):
         return encode(self.tokenizer, text, self.context, self.options.system)
 
     def _rollouts(self, episodes: Sequence[Episode], first: int) -> Rollouts:
-        rows = [Row(e, group, reward=0.0, prompt_id=first + group) for group, e in enumerate(episodes)]
+        rows = [Sampled(e, group, reward=0.0, prompt_id=first + group) for group, e in enumerate(episodes)]
         return build_rollouts(rows, without=("logp_sampler", "policy_version"), dtype=self.options.dtype)

@@ -94,6 +94,28 @@ class Evaluator:
             )
         return outcome, records
 
+    def measure(self) -> dict[str, Any]:
+        """Greedy figures of all problems together and, where they belong to sets with names, of each set."""
+        sets = list(dict.fromkeys(problem.set for problem in self.problems))
+        if len(sets) < 2:
+            return self.run()[0].metrics()
+        alone = {name: self.of([p for p in self.problems if p.set == name]).run()[0].metrics() for name in sets}
+        whole = {
+            figure: {part: sum(found[figure][part] for found in alone.values()) for part in ("sum", "count")}
+            for figure in alone[sets[0]]
+        }
+        named = {
+            f"eval/{s}/{f.removeprefix('eval/')}": value for s, found in alone.items() for f, value in found.items()
+        }
+        return whole | named
+
+    def of(self, problems: Sequence[Problem]) -> Evaluator:
+        """The same for other problems."""
+        return Evaluator(
+            problems, self.engine, self.prompts, self.verifier, self.ranks, self.options,
+            correct_at=self.correct_at, batch=self.batch,
+        )  # fmt: skip
+
     def _outcome(self, records: list[dict[str, Any]]) -> Outcome:
         judged = [r for r in records if r["reward"] is not None]
         counts = {i: [0, 0] for i in range(len(self.problems))}

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kenpo.episode import Episode, Segment, given
 from kenpo.errors import InputError
 from kenpo.experience.demonstrations import unopened
-from kenpo.experience.files import check_prompt, pick, prompt_key
+from kenpo.experience.files import check_prompt, prompt_key
 from kenpo.experience.judge import judge
+from kenpo.experience.layouts import pick
 from kenpo.experience.mixture import Group, Member, Mixture
 from kenpo.experience.problem import Problem
 from kenpo.experience.prompts import Prompts
-from kenpo.experience.rows import is_missing, read_rows
+from kenpo.experience.rows import is_missing
+from kenpo.experience.shards import read_rows
 from kenpo.experience.verdict import Verifier
 from kenpo.seeds import stable_seed
 from kenpo.types import EXPERT
@@ -72,10 +73,10 @@ class Traces:
 
 
 def read_traces(path: str, prompt_column: str = "prompt") -> dict[bytes, list[Trace]]:
-    """The traces of a .jsonl, .json or .parquet file by the digest of their prompt."""
+    """The traces of a data file by the digest of their prompt."""
     found: dict[bytes, list[Trace]] = {}
-    for row in read_rows(Path(path)):
-        where = f"{path}: {row.place}"
+    for row in read_rows(path):
+        where = row.place
         prompt = pick(row.values, prompt_column)
         check_prompt(prompt, where, prompt_column)
         if is_missing(row.values.get(TRACE)):

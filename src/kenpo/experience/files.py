@@ -6,18 +6,18 @@ import functools
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kenpo.errors import InputError, UnknownNameError
+from kenpo.errors import InputError
 from kenpo.experience.golds import default_verifier
+from kenpo.experience.layouts import LAST_TURN, Layout, find_layout
 from kenpo.experience.problem import Problem, Prompt
-from kenpo.experience.rows import Row, is_missing, read_rows
+from kenpo.experience.rows import Row, is_missing
+from kenpo.experience.shards import Spec, name_of, read_rows
 
-DEFAULT_COLUMNS = ("prompt", "answer")
-GSM8K_COLUMNS = ("question", "answer")
 HELD_OUT_SHARE = 5  # at most one row in five is held out, however few rows there are
 EVAL_ID_OFFSET = 1 << 40  # ids of an eval file's rows, so that they never equal a training row's
 
@@ -28,50 +28,53 @@ def prompt_key(prompt: Prompt) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-@dataclass(frozen=True)
-class _Layout:
-    prompt: str
-    answer: str
-
-
 class FileTask:
-    """Problems of a data file, reshuffled once per epoch with a seed of its own.
+    """Problems of a data file (or several, a folder, a data set), reshuffled once per epoch with a seed of its own.
 
     Without `eval_file` up to `heldout` rows (at most one in five) are held out: the choice depends on the prompts
     alone, never on the seed, and rows with the same prompt stay on the same side. With `eval_file` its rows are the
-    held-out ones, in file order, and training rows that repeat one of its prompts are left out (`dropped` counts
-    them). Raises InputError for data that can't be used.
+    held-out ones, in file order; several are sets with names. Training rows that repeat one of its prompts are left
+    out: `notes` says how many rows were left out, and why. Raises InputError for data that can't be used.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        path: Spec,
         *,
         seed: int = 0,
         prompt_column: str = "prompt",
         answer_column: str = "answer",
         heldout: int = 500,
-        eval_file: str | Path | None = None,
+        eval_file: Spec | None = None,
         system: str | None = None,
     ) -> None:
-        self.name = Path(path).stem
-        self.system = system
-        self.seed = seed
+        self.name, self.system, self.seed = name_of(path), system, seed
+        self.notes: list[str] = []
         self.dropped = 0
         columns = (prompt_column, answer_column)
-        problems = load_problems(Path(path), columns)
+        problems = load_problems(path, columns)
         if eval_file is None:
             self._train, self._heldout = split(problems, heldout)
             self._no_heldout = (
-                f"{path}: no row is held out ({len(problems)} rows, heldout {heldout}); name an eval file"
+                f"{told(path)}: no row is held out ({len(problems)} rows, heldout {heldout}); name an eval file, or "
+                "evaluate nothing (--eval-problems 0)"
             )
         else:
-            self._heldout = load_problems(Path(eval_file), columns, offset=EVAL_ID_OFFSET)
+            self._heldout = load_sets(eval_file, columns)
+            self._no_heldout = f"{told(eval_file)}: no row is left to evaluate"
+            self.notes += _capped(self._heldout, heldout, told(eval_file))
             known = {prompt_key(problem.prompt) for problem in self._heldout}
             self._train = [problem for problem in problems if prompt_key(problem.prompt) not in known]
             self.dropped = len(problems) - len(self._train)
+            if self.dropped:
+                self.notes.append(
+                    f"{told(path)}: {self.dropped} of {len(problems)} rows repeat a prompt of {told(eval_file)} and "
+                    "are not trained on"
+                )
             if not self._train:
-                raise InputError(f"{path}: every prompt is also in {eval_file}; nothing is left to train on")
+                raise InputError(
+                    f"{told(path)}: every prompt is also in {told(eval_file)}; nothing is left to train on"
+                )
         self.problems = problems if eval_file is None else [*problems, *self._heldout]
         self._order: tuple[int, Sequence[int]] = (-1, ())
         self._by_id = {problem.id: problem for problem in self._train}
@@ -110,12 +113,63 @@ class FileTask:
         return self._train[order[position]]
 
     def heldout(self, n: int) -> list[Problem]:
-        """The first `n` held-out problems (fewer if there are fewer); InputError if there is none."""
+        """The first `n` held-out problems of each set (fewer if there are fewer); InputError if there is none."""
         if n < 1:
             raise InputError(f"{self.name}: asked for {n} held-out problems; ask for at least 1")
         if not self._heldout:
             raise InputError(self._no_heldout)
-        return self._heldout[:n]
+        sets: dict[str, list[Problem]] = {}
+        for problem in self._heldout:
+            sets.setdefault(problem.set, []).append(problem)
+        return [problem for found in sets.values() for problem in found[:n]]
+
+    def leave_out(self, unfit: Callable[[Problem], bool], why: str) -> None:
+        """Go on without the rows that are `unfit`, training and held-out ones; `notes` counts them.
+
+        InputError if no row is left to train on.
+        """
+        kept, held = ([p for p in rows if not unfit(p)] for rows in (self._train, self._heldout))
+        gone = (len(self._train) - len(kept), len(self._heldout) - len(held))
+        if not kept:
+            raise InputError(f"{self.name}: every row {why}; nothing is left to train on")
+        if any(gone):
+            self.notes.append(f"{self.name}: left out {gone[0]} training and {gone[1]} held-out rows: each {why}")
+        self._train, self._heldout, self._order = kept, held, (-1, ())
+        self._by_id = {problem.id: problem for problem in kept}
+
+
+def load_sets(spec: Spec, columns: tuple[str, str]) -> list[Problem]:
+    """The problems of an eval file, or of several as sets by name. InputError for two of one name."""
+    if isinstance(spec, str | Path):
+        return load_problems(spec, columns, offset=EVAL_ID_OFFSET)
+    names = set_names([str(s) for s in spec])
+    found: list[Problem] = []
+    for name, one in zip(names, spec, strict=True):
+        found += load_problems(one, columns, offset=EVAL_ID_OFFSET + len(found), name=name if len(names) > 1 else "")
+    return found
+
+
+def _capped(heldout: Sequence[Problem], most: int, where: str) -> list[str]:
+    """What to say of held-out sets that are longer than what is evaluated of them."""
+    counts = Counter(problem.set for problem in heldout)
+    return [
+        f"{name or where}: the first {most} of {count} rows are evaluated (--eval-problems)"
+        for name, count in counts.items()
+        if 0 < most < count
+    ]
+
+
+def set_names(specs: Sequence[str]) -> list[str]:
+    """Each set's name: its short one, or all that was typed where two would be called alike.
+
+    InputError for a set that is given twice.
+    """
+    short = [name_of(spec) for spec in specs]
+    names = [spec if short.count(name) > 1 else name for spec, name in zip(specs, short, strict=True)]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{name}: the set is given twice")
+    return names
 
 
 def split(problems: list[Problem], heldout: int) -> tuple[list[Problem], list[Problem]]:
@@ -132,46 +186,28 @@ def split(problems: list[Problem], heldout: int) -> tuple[list[Problem], list[Pr
     return [problem for problem in problems if problem.id not in ids], chosen
 
 
-def load_problems(path: Path, columns: tuple[str, str], *, offset: int = 0) -> list[Problem]:
-    """The rows of a file as problems, checked one by one; `id` is `offset` plus the row's index from 0."""
-    rows = read_rows(path)
-    layout = _layout(path, rows, columns)
-    return [_problem(path, row, layout, offset + i) for i, row in enumerate(rows)]
+def load_problems(spec: Spec, columns: tuple[str, str], *, offset: int = 0, name: str = "") -> list[Problem]:
+    """The rows of `spec` as problems, checked one by one; `id` is `offset` plus the row's index from 0; `name` their
+    set's."""
+    rows = read_rows(spec)
+    layout = find_layout(told(spec), {n for row in rows for n in row.values}, *columns)
+    return [_problem(row, layout, offset + i, name) for i, row in enumerate(rows)]
 
 
-def _layout(path: Path, rows: list[Row], columns: tuple[str, str]) -> _Layout:
-    present = set(rows[0].values)
-    if columns == DEFAULT_COLUMNS and "prompt" not in present and present >= set(GSM8K_COLUMNS):
-        return _Layout(*GSM8K_COLUMNS)
-    everywhere = {name for row in rows for name in row.values}
-    for option, name in zip(("prompt", "answer"), columns, strict=True):
-        if not any(pick(row.values, name) is not None for row in rows):
-            listed = ", ".join(sorted(everywhere)) or "none"
-            mend = f"set the {option} column to one of them"
-            raise UnknownNameError(f"{path}: no column {name!r}; the columns are {listed}; {mend}")
-    return _Layout(*columns)
-
-
-def _problem(path: Path, row: Row, layout: _Layout, number: int) -> Problem:
-    where = f"{path}: {row.place}"
-    prompt, answer = pick(row.values, layout.prompt), pick(row.values, layout.answer)
-    check_prompt(prompt, where, layout.prompt)
+def _problem(row: Row, layout: Layout, number: int, name: str) -> Problem:
+    prompt, answer = layout.read(row.values, row.place)
+    check_prompt(prompt, row.place, layout.prompt)
     if is_missing(answer):
-        state = "no" if answer is None and layout.answer not in row.values else "an empty"
+        state = "no" if answer is None and layout.target not in row.values else "an empty"
         state = "NaN as" if isinstance(answer, float) else state
-        raise InputError(f"{where}: {state} answer (column {layout.answer!r}); give it one or remove the row")
-    extra = {name: value for name, value in row.values.items() if name not in (layout.prompt, layout.answer)}
-    return Problem(id=number, prompt=prompt, answer=answer, extra=extra, place=where)
+        raise InputError(f"{row.place}: {state} answer (column {layout.target!r}); give it one or remove the row")
+    extra = {n: value for n, value in row.values.items() if n not in layout.used}
+    return Problem(id=number, prompt=prompt, answer=answer, extra=extra, place=row.place, set=name)
 
 
-def pick(values: Mapping[str, Any], name: str) -> Any:
-    """A column by its name, or a part of an object by its path, as `reward_model.ground_truth`; None without it."""
-    if name in values:
-        return values[name]
-    value: Any = values
-    for key in name.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+def told(spec: Spec) -> str:
+    """A data specification as messages name it."""
+    return str(spec) if isinstance(spec, str | Path) else ", ".join(map(str, spec))
 
 
 def check_prompt(prompt: Any, where: str, column: str) -> None:
@@ -191,5 +227,5 @@ def check_prompt(prompt: Any, where: str, column: str) -> None:
     if prompt[-1]["role"] == "assistant":
         raise InputError(
             f"{where}: column {column!r} ends with the assistant's message, which would stand in the prompt; take it "
-            "off, or put it into a column of its own (--answer-column)"
+            f"off, or make it the answer: --answer-column {LAST_TURN}"
         )

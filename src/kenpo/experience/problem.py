@@ -15,7 +15,8 @@ class Problem:
 
     `id` is the identity of the row, not of its text: two rows with the same prompt are two problems. `prompt` is plain
     text or a list of chat messages; `answer` is a JSON value, a list of them if any counts; `extra` holds the row's
-    other columns; `place` says in messages where the row stands ("test.jsonl: line 3").
+    other columns; `place` says in messages where the row stands ("test.jsonl: line 3"). `set` names
+    the held-out set that it belongs to, where there are several.
     """
 
     id: int
@@ -23,3 +24,4 @@ class Problem:
     answer: Any
     extra: Mapping[str, Any] = field(default_factory=dict)
     place: str = field(default="", compare=False)
+    set: str = field(default="", compare=False)

@@ -1,42 +1,43 @@
-"""Reading .jsonl, .json and .parquet files into rows, each with its place in the file for error messages."""
+"""Reading data files (JSON, tables, parquet, compressed or not) into rows, each with its place for error messages."""
 
 from __future__ import annotations
 
+import bz2
 import datetime
 import decimal
+import gzip
 import json
+import lzma
 import math
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from kenpo.errors import InputError
 
+Found = tuple[str, dict[str, Any]]  # "line 3" or "row 3", and what stands there
 MISSING_PACKAGE = "in Kenpo's checkout: pip install '.[tasks]'"
 
 
 class Row(NamedTuple):
-    """One data row. `place` is what a message calls it: "line 3" (from 1, as an editor counts) or "row 3" (from 1)."""
+    """One data row. `place` is what a message calls it: "a.jsonl: line 3" as an editor counts, "a.parquet: row 3"."""
 
     place: str
     values: dict[str, Any]
 
 
-def read_rows(path: Path) -> list[Row]:
-    """All rows of a data file. InputError names the file, the line or row, and the mend; an empty file is an error."""
-    if path.is_dir():
-        files = sorted(p.name for p in path.iterdir() if p.suffix.lower() in READERS)
-        listed = f" (it holds {', '.join(files[:5])})" if files else ""
-        raise InputError(f"{path}: is a folder; name one .jsonl, .json or .parquet file{listed}")
+def read_file(path: Path) -> list[Row]:
+    """All rows of one data file. InputError names the file, the line or row, and the mend, also for an empty file."""
     if not path.exists():
         raise InputError(f"{path}: no such file")
     if not path.is_file():
         raise InputError(f"{path}: no ordinary file (a pipe or a device?), which could be waited for without end")
-    reader = READERS.get(path.suffix.lower())
+    reader = READERS.get(ending(path))
     if reader is None:
-        raise InputError(f"{path}: the name must end in .jsonl, .json or .parquet so that the format is known")
+        raise InputError(f"{path}: the name must end in {FORMATS} so that the format is known")
     try:
-        rows = list(reader(path))
+        rows = [Row(f"{path}: {place}", values) for place, values in reader(path)]
     except OSError as error:
         raise InputError(f"{path}: can't be read ({error.strerror or error})") from error
     if not rows:
@@ -44,8 +45,30 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def ending(path: Path) -> str:
+    """The ending that names the format, in lower case, without that of a compression: ``.jsonl`` of a.jsonl.gz."""
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes and suffixes[-1] in OPENERS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def _bytes(path: Path) -> bytes:
+    """What the file holds, unpacked if its name says that it is compressed."""
+    opener = OPENERS.get(path.suffix.lower())
+    if opener is None:
+        return path.read_bytes()
+    try:
+        with opener(path) as f:
+            return f.read()
+    except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, PermissionError):
+            raise
+        raise InputError(f"{path}: can't be unpacked as {path.suffix} ({error}); compress it again") from None
+
+
 def _text(path: Path) -> str:
-    raw = path.read_bytes()
+    raw = _bytes(path)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -70,15 +93,15 @@ def _object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def _json_lines(path: Path) -> Iterator[Found]:
     # split at "\n" alone: str.splitlines also cuts at U+2028 and its like, which JSON strings may hold
     for number, line in enumerate(_text(path).split("\n"), 1):
         if line.strip():
             where = f"{path}: line {number}"
-            yield Row(f"line {number}", _object(_parse(line, where), where))
+            yield (f"line {number}", _object(_parse(line, where), where))
 
 
-def _json(path: Path) -> Iterator[Row]:
+def _json(path: Path) -> Iterator[Found]:
     text = _text(path)
     if not text.strip():
         return
@@ -92,10 +115,10 @@ def _json(path: Path) -> Iterator[Row]:
     except (ValueError, RecursionError):
         rows = _parse(text, str(path))
     for number, value in enumerate(rows, 1):
-        yield Row(f"row {number}", _object(value, f"{path}: row {number}"))
+        yield (f"row {number}", _object(value, f"{path}: row {number}"))
 
 
-def _json_lines_or_hint(path: Path) -> Iterator[Row]:
+def _json_lines_or_hint(path: Path) -> Iterator[Found]:
     try:
         yield from _json_lines(path)
     except InputError as error:
@@ -103,16 +126,24 @@ def _json_lines_or_hint(path: Path) -> Iterator[Row]:
         raise InputError(message) from error
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _table(path: Path) -> Iterator[Found]:
+    from kenpo.experience.tables import table_rows
+
+    for line, values in table_rows(_text(path), str(path), "\t" if ending(path) == ".tsv" else ","):
+        yield (f"line {line}", values)
+
+
+def _parquet(path: Path) -> Iterator[Found]:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise InputError(f"{path}: reading parquet needs pyarrow: {MISSING_PACKAGE}") from error
-    if path.stat().st_size == 0:
+    raw = _bytes(path)
+    if not raw:
         return
     try:
-        table = pyarrow.parquet.read_table(path)
+        table = pyarrow.parquet.read_table(pyarrow.BufferReader(raw))
     except (pyarrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:160]
         raise InputError(f"{path}: not a readable parquet file ({reason})") from error
@@ -120,7 +151,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     for batch in table.to_batches(max_chunksize=1024):
         for values in batch.to_pylist():
             number += 1
-            yield Row(f"row {number}", {name: plain(value) for name, value in values.items()})
+            yield (f"row {number}", {name: plain(value) for name, value in values.items()})
 
 
 def plain(value: Any) -> Any:
@@ -147,4 +178,6 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, str | list | dict) and not (value.strip() if isinstance(value, str) else value)
 
 
-READERS = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet}
+READERS = {".jsonl": _json_lines, ".json": _json, ".csv": _table, ".tsv": _table, ".parquet": _parquet}
+FORMATS = ".jsonl, .json, .csv, .tsv or .parquet (each perhaps with .gz, .bz2 or .xz behind it)"
+OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # type: ignore[dict-item]

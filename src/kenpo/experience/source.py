@@ -65,11 +65,13 @@ class Source(Protocol):
     """Makes rollout batches, and measures on what it holds out.
 
     ``headline`` names the held-out figure that stands in ``summary.json`` under ``eval``; ``heldout`` counts the items
-    held out (0: nothing is measured). A class may derive from this one and inherit a `measure` that finds nothing.
+    held out (0: nothing is measured); ``notes`` is what a run says of its data before it begins. A class may derive
+    from this one and inherit a `measure` that finds nothing.
     """
 
     headline: str = ""
     heldout: int = 0
+    notes: Sequence[str] = ()
 
     def next(
         self, step: int, state: State, priorities: Priorities | None = None, usable: Usable | None = None
@@ -120,12 +122,13 @@ class OnPolicy(Source):
         self.options, self.sampling, self.evaluator = options, sampling, evaluator
         self.hints, self.mixture = hints, mixture
         self.heldout = len(evaluator.problems) if evaluator else 0
+        self.notes = getattr(task, "notes", ())
         self.also = (["support_ids"] if sampling.truncates else []) + (["baseline"] if options.baseline else [])
         self.also += ["origin"] if mixture else []
 
     def measure(self, score: Score) -> dict[str, Any]:
         """Greedy accuracy and its kin on the held-out problems."""
-        return self.evaluator.run()[0].metrics() if self.evaluator else {}
+        return self.evaluator.measure() if self.evaluator else {}
 
     def next(
         self, step: int, state: State, priorities: Priorities | None = None, usable: Usable | None = None

@@ -12,8 +12,9 @@ from typing import Protocol, runtime_checkable
 
 from kenpo.errors import InputError, unknown_name
 from kenpo.experience.problem import Problem
+from kenpo.experience.rows import FORMATS
+from kenpo.experience.shards import Spec, looks_like_data
 
-DATA_SUFFIXES = (".jsonl", ".json", ".parquet")
 REASONING_GYM = "reasoning_gym"
 
 
@@ -57,37 +58,42 @@ class Task(Protocol):
 
 
 def load_task(
-    spec: str,
+    spec: Spec,
     *,
     seed: int = 0,
     prompt_column: str = "prompt",
     answer_column: str = "answer",
     heldout: int = 500,
-    eval_file: str | Path | None = None,
+    eval_file: Spec | None = None,
     system: str | None = None,
 ) -> Task:
-    """The task named by `spec`: a built-in name, `reasoning_gym:NAME`, or a .jsonl, .json or .parquet file.
+    """The task named by `spec`: a built-in name, `reasoning_gym:NAME`, or data as `read_rows` takes them: a file,
+    several, a folder of shards, a pattern, `hub:NAME:SPLIT`.
 
-    The column names, `heldout` (most rows split off) and `eval_file` speak of files; given to another task, a column
+    The column names, `heldout` (most rows split off) and `eval_file` speak of data; given to another task, a column
     or `eval_file` is refused. Raises InputError for data that can't be used (file, row, column and mend are named)
     and UnknownNameError for a name that is not known.
     """
-    if not isinstance(spec, str | Path) or not str(spec).strip():
+    if not isinstance(spec, str | Path):
+        spec = tuple(map(str, spec))
+        spec = spec[0] if len(spec) == 1 else spec
+    elif not str(spec).strip():
         raise InputError(f"task: a name or a file is needed, got {spec!r}")
     if heldout < 0:
         raise InputError(f"heldout is {heldout}; it counts held-out problems and can't be negative")
-    spec = str(spec)
     columns = (prompt_column, answer_column) != ("prompt", "answer")
-    if spec in BUILT_IN or spec.startswith(f"{REASONING_GYM}:") or spec == REASONING_GYM:
-        if columns or eval_file is not None:
+    for name in (str(spec),) if isinstance(spec, str | Path) else spec:
+        built_in = name in BUILT_IN or name.partition(":")[0] == REASONING_GYM
+        if built_in and not isinstance(spec, str | Path):
+            raise InputError(f"task {name}: several tasks at once are data files; name it alone")
+        if built_in and (columns or eval_file is not None):
             option = "eval_file" if eval_file is not None else "prompt_column and answer_column"
-            raise InputError(f"task {spec}: {option} can only be used with a data file; leave it out")
-        if spec in BUILT_IN:
-            return BUILT_IN[spec](seed, system)
-        return _reasoning_gym(spec, seed, system)
-    if not _looks_like_file(spec):
-        hint = "(or reasoning_gym:NAME, or a .jsonl, .json or .parquet file)"
-        raise unknown_name("task", spec, [*BUILT_IN, f"{REASONING_GYM}:NAME"], hint)
+            raise InputError(f"task {name}: {option} can only be used with a data file; leave it out")
+        if not built_in and not looks_like_data(name):
+            hint = f"(or {REASONING_GYM}:NAME, hub:NAME, or a data file: {FORMATS})"
+            raise unknown_name("task", name, [*BUILT_IN, f"{REASONING_GYM}:NAME"], hint)
+        if built_in:
+            return BUILT_IN[name](seed, system) if name in BUILT_IN else _reasoning_gym(name, seed, system)
 
     from kenpo.experience.files import FileTask
 
@@ -100,11 +106,6 @@ def load_task(
         eval_file=eval_file,
         system=system,
     )
-
-
-def _looks_like_file(spec: str) -> bool:
-    path = Path(spec)
-    return path.exists() or path.suffix.lower() in DATA_SUFFIXES or "/" in spec or "\\" in spec
 
 
 def _addition(seed: int, system: str | None) -> Task:

@@ -27,7 +27,7 @@ class Described(Protocol):
         ...
 
     @property
-    def task(self) -> str:
+    def task(self) -> str | tuple[str, ...]:
         """What it learns from."""
         ...
 

@@ -76,7 +76,7 @@ def rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def listed(verifier: str | Sequence[str] | None) -> str:
-    """The verifiers of a run on one line."""
+    """The verifiers or data files of a run on one line."""
     return verifier if isinstance(verifier, str) else " + ".join(verifier or ())
 
 
@@ -86,8 +86,8 @@ class Lines(Callback):
     def on_start(self, config: Described, path: Path, step: int) -> None:
         self.steps, self.clip = config.steps, config.grad_clip
         print(
-            f"{config.algorithm} on {config.task} judged by {listed(config.verifier)}, model {config.model} -> {path}"
-            + (f", from step {step}" if step else ""),
+            f"{config.algorithm} on {listed(config.task)} judged by {listed(config.verifier)}, model {config.model} "
+            f"-> {path}" + (f", from step {step}" if step else ""),
             flush=True,
         )
 
@@ -192,4 +192,6 @@ class Panel(Callback):
         grid.add_row("reward so far", sparkline(self.rewards[-60:]) or "–")
         for name, text in rows(self.figures) if self.figures else []:
             grid.add_row(name, text)
-        return Box(grid, title=f"{self.config.algorithm} on {self.config.task} → {self.path}", title_align="left")
+        return Box(
+            grid, title=f"{self.config.algorithm} on {listed(self.config.task)} → {self.path}", title_align="left"
+        )

@@ -17,7 +17,7 @@ from kenpo.jsonfile import read_json
 from kenpo.kinds import check_kinds
 from kenpo.trainer.defaults import BUNDLED_MODEL, BUNDLED_TASK, RECIPE, RECIPE_SETTINGS, SOURCE_OF, SUPERVISED, USUAL
 from kenpo.trainer.ranges import check, flag
-from kenpo.trainer.specs import Settings, Stages, VerifierSpec
+from kenpo.trainer.specs import FilesSpec, Settings, Stages, TaskSpec, VerifierSpec
 
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
 PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})
@@ -25,7 +25,7 @@ TAKEN_ON_RESUME = ("accept_changes", "dry_run", "quiet")  # from the command lin
 # Recorded, yet free to differ when a run is resumed: they change no number (a sampling room at most last bits).
 FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills", "sampling_tokens", "verifier_workers", "verifier_memory"})
 
-_SEVERAL = ("stages", "stop", "verifier", "loggers", "betas", "lora_targets")
+_SEVERAL = ("stages", "stop", "task", "eval_file", "verifier", "loggers", "betas", "lora_targets")
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,24 @@ class TrainConfig:
 
     model: str = BUNDLED_MODEL
     """Model folder or hub name of any causal LM; "bundled" is the small model in the package."""
-    task: str = BUNDLED_TASK
-    """"addition", "reasoning_gym:NAME", or a .jsonl, .json or .parquet file: problems, or demonstrations for sft."""
+    task: TaskSpec = BUNDLED_TASK
+    """"addition", "reasoning_gym:NAME", or problems (sft: demonstrations) in .jsonl, .json, .csv, .tsv or .parquet
+    files, each perhaps with .gz; a folder of such files; hub:NAME:SPLIT."""
     source: str | None = None
     """on_policy (samples of the policy), demonstrations (prompts and responses), or your own as file.py:NAME; default:
     what the algorithm learns from."""
     prompt_column: str = "prompt"
     """Column of a data file that holds the prompt."""
     answer_column: str = "answer"
-    """Column of a data file that holds the answer."""
+    """Column of a data file that holds the answer, a part of an object as a.b, or last-turn of a conversation."""
     response_column: str = "response"
     """Column of a file of demonstrations that holds the response."""
     dropped_carry: float | None = None
     """Share of the addition demonstrations that ignore every carry (0.6)."""
     eval_task: str | None = None
     """With demonstrations: the task whose held-out greedy accuracy is measured (addition for its own data)."""
-    eval_file: str | None = None
-    """File with the held-out problems; without it they are taken from the task."""
+    eval_file: FilesSpec = None
+    """File with the held-out problems; several are sets with figures of their own. Without it: rows of the task."""
     system: str | None = None
     """System prompt, used with a chat template."""
     verifier: VerifierSpec = None
@@ -174,7 +175,7 @@ class TrainConfig:
     eval_every: int | None = None
     """Steps between two measurements of held-out accuracy (recipe 4, else 20); 0: only before and after."""
     eval_problems: int = 500
-    """Held-out problems; 0: no evaluation at all."""
+    """Held-out problems of each set; 0: no evaluation at all."""
     eval_batch: int = 256
     """Held-out prompts generated at once."""
     checkpoint_every: int | None = None

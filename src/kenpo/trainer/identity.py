@@ -15,6 +15,7 @@ from kenpo.models.loading import BUNDLED
 from kenpo.runs.identity import Identity, digest_of, file_digest, folder_digest, rows_digest
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.sources import Inputs
+from kenpo.trainer.specs import listed
 
 
 def identity(config: TrainConfig, inputs: Inputs) -> Identity:
@@ -22,14 +23,14 @@ def identity(config: TrainConfig, inputs: Inputs) -> Identity:
     found: Identity = {}
     task, texts = inputs.task, inputs.texts
     if texts is not None and texts.rows:
-        found["demonstrations"] = rows_digest(config.task, [[t.prompt, t.response] for t in texts.rows])
+        found["demonstrations"] = rows_digest(listed(config.task), [[t.prompt, t.response] for t in texts.rows])
         held = [[t.prompt, t.response] for t in texts.heldout]
-        found["held-out demonstrations"] = rows_digest(config.eval_file or config.task, held)
+        found["held-out demonstrations"] = rows_digest(listed(config.eval_file or config.task), held)
     if task is not None and task.ids is not None:
-        found["rows of the task"] = rows_digest(config.task, [_row(task.problem(n)) for n in task.ids])
+        found["rows of the task"] = rows_digest(listed(config.task), [_row(task.problem(n)) for n in task.ids])
     if task is not None and config.eval_problems and (task.ids is not None or config.eval_file):
         held = [_row(p) for p in task.heldout(config.eval_problems)]
-        found["held-out rows"] = rows_digest(config.eval_file or config.task, held)
+        found["held-out rows"] = rows_digest(listed(config.eval_file or config.task), held)
     for package in _packages(config):
         found[f"version of {package}"] = {"digest": _version(package), "of": package}
     for name, file in _own_files(config):
@@ -52,7 +53,7 @@ def _row(problem: Problem) -> list[Any]:
 
 
 def _packages(config: TrainConfig) -> Iterable[str]:
-    if config.task.startswith("reasoning_gym"):
+    if listed(config.task).startswith("reasoning_gym"):
         yield "reasoning-gym"
     if "math_verify" in _verifiers(config):
         yield "math-verify"

@@ -141,7 +141,7 @@ class Run:
             else:
                 self.folder.create(to_dict(self.config))
         self._tell("on_start", self.config, self.folder.path, self.state.step)
-        self._say(notes(self.parts.algorithm, self.config))
+        self._say([*self.parts.source.notes, *notes(self.parts.algorithm, self.config)])
         try:
             with self._signals():
                 self._steps()

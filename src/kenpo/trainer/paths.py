@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from kenpo.experience.rows import READERS
+from kenpo.experience.shards import is_path
+from kenpo.experience.tasks import BUILT_IN
 from kenpo.trainer.config import TrainConfig
 
 
 def whole_paths(config: TrainConfig) -> TrainConfig:
     """`config` with every path absolute. Names of tasks, algorithms, verifiers and hub models stay as they are."""
     changes = {
-        "task": _data(config.task),
-        "eval_file": None if config.eval_file is None else _absolute(config.eval_file),
+        "task": _each(_data, config.task),
+        "eval_file": _each(_data, config.eval_file),
         "expert": None if config.expert is None else _absolute(config.expert),
         "model": _model(config.model),
         "teacher": config.teacher if config.teacher in (None, "base", "hint") else _model(config.teacher),
         "critic": config.critic if config.critic in (None, "trunk") else _model(config.critic),
         "algorithm": _code(config.algorithm),
         "engine": _code(config.engine),
-        "verifier": _verifiers(config.verifier),
+        "verifier": _each(_code, config.verifier),
         "out": None if config.out is None else str(Path(config.out).expanduser()),
         "series": None if config.series is None else str(Path(config.series).expanduser()),
     }
@@ -32,7 +34,7 @@ def _absolute(path: str) -> str:
 
 def _data(task: str) -> str:
     """A data file's path; a task's name is none."""
-    return _absolute(task) if task.endswith(tuple(READERS)) else task
+    return _absolute(task) if is_path(str(Path(task).expanduser())) and task not in BUILT_IN else task
 
 
 def _model(name: str) -> str:
@@ -46,7 +48,6 @@ def _code(spec: str) -> str:
     return _absolute(file + ".py") + ":" + name if colon else spec
 
 
-def _verifiers(given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-    if given is None or isinstance(given, str):
-        return given if given is None else _code(given)
-    return tuple(map(_code, given))
+def _each(whole: Callable[[str], str], given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    """One, several or none."""
+    return given if given is None else whole(given) if isinstance(given, str) else tuple(map(whole, given))

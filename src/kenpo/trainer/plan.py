@@ -23,6 +23,7 @@ from kenpo.models.shared_prompt import LEAST_SHARE
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
 from kenpo.trainer.mixing import MIXED, check_experts
+from kenpo.trainer.specs import listed
 from kenpo.trainer.teaching import TAUGHT, check_teacher
 from kenpo.types import Rollouts
 
@@ -273,7 +274,7 @@ def report(
     capped = config.but(microbatch_tokens=min(config.microbatch_tokens, samples * (config.max_tokens + 32)))
     yes = {True: "yes", False: "no"}
     lines = [
-        f"{algorithm.name} on {config.task}, model {config.model} "
+        f"{algorithm.name} on {listed(config.task)}, model {config.model} "
         f"({facts.parameters:,} parameters, "
         + (f"{facts.trainable:,} of them trained, " if facts.trainable < facts.parameters else "")
         + f"{config.dtype}, {config.device})",
@@ -321,7 +322,7 @@ def report(
 def source_path(config: TrainConfig, facts: ModelFacts) -> list[str]:
     """Where a batch comes from."""
     if config.source != "on_policy":
-        return [f"  read             yes  {config.prompts} rows a step of {config.task}, as {config.source}"]
+        return [f"  read             yes  {config.prompts} rows a step of {listed(config.task)}, as {config.source}"]
     whole = f", {facts.context:,} with the prompt" if facts.context else ""
     return [
         f"  sample           yes  {config.prompts} prompts x {config.group_size} samples, "

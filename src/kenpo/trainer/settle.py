@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kenpo.errors import InputError, KenpoError
+from kenpo.experience.shards import name_of as task_name
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
 from kenpo.runs.callbacks import check_loggers
@@ -54,7 +55,7 @@ def place(config: TrainConfig, ranks: Ranks) -> tuple[Path, bool]:
         return Path(ranks.from_first(str(found))), ranks.from_first(unfinished)
     if config.resume:
         raise InputError("--resume needs the run's folder: --resume RUN")
-    return Path(ranks.from_first(str(folders.default_path(config.algorithm, config.task)))), False
+    return Path(ranks.from_first(str(folders.default_path(config.algorithm, task_name(config.task))))), False
 
 
 def take(path: Path, dry_run: bool, resumed: bool, ranks: Ranks) -> Claim | None:

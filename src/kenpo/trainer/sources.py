@@ -18,6 +18,7 @@ from kenpo.experience.demonstrations import AdditionTexts, DemonstrationOptions,
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.hints import HintedPrompts, Hints
 from kenpo.experience.prompts import Prompts
+from kenpo.experience.shards import Spec
 from kenpo.experience.source import BatchOptions, OnPolicy, Source
 from kenpo.experience.tasks import Task, load_task
 from kenpo.experience.verdict import Verifier
@@ -65,7 +66,7 @@ def open_inputs(config: TrainConfig, show: Callable[[str], None] | None = None) 
     check_group_size(inputs.algorithm, config)
     if ":" in config.algorithm:
         try_out(inputs.algorithm, config.algorithm, SUPPLIED)
-    spec: str | None = config.task
+    spec: Spec | None = config.task
     if config.source == "demonstrations":
         inputs.texts, spec = open_texts(config), config.eval_task
     if spec is None or (inputs.texts is not None and not config.eval_problems):
@@ -80,7 +81,7 @@ def open_inputs(config: TrainConfig, show: Callable[[str], None] | None = None) 
         yield inputs
 
 
-def open_task(config: TrainConfig, spec: str) -> Task:
+def open_task(config: TrainConfig, spec: Spec) -> Task:
     """The task of an ordinary run, or the one on which a run on demonstrations measures accuracy."""
     if config.source == "demonstrations":
         return load_task(spec, seed=config.seed, heldout=config.eval_problems, system=config.system)

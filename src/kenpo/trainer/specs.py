@@ -44,20 +44,29 @@ Settings = Annotated[
 Stages = Annotated[tuple[str, ...], tyro.conf.arg(name="with", metavar="STAGE")]
 
 
-def parse_verifiers(items: Sequence[str]) -> str | tuple[str, ...]:
-    """One verifier as its name, several as a tuple. InputError for none."""
-    if not items:
-        raise InputError("--verifier: name at least one, or leave the option out for the task's own")
-    return items[0] if len(items) == 1 else tuple(items)
+def _one_or_several(metavar: str, empty: str) -> tyro.constructors.PrimitiveConstructorSpec[Any]:
+    """Words after one option: one as a text, several as a tuple. ``empty`` is said where there is none."""
 
+    def read(items: Sequence[str]) -> str | tuple[str, ...]:
+        if not items:
+            raise InputError(empty)
+        return items[0] if len(items) == 1 else tuple(items)
 
-VerifierSpec = Annotated[
-    str | tuple[str, ...] | None,
-    tyro.constructors.PrimitiveConstructorSpec(
+    return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
-        metavar="VERIFIER[=WEIGHT]",
-        instance_from_str=parse_verifiers,
+        metavar=metavar,
+        instance_from_str=read,
         is_instance=lambda x: x is None or isinstance(x, str | tuple),
         str_from_instance=lambda x: [x] if isinstance(x, str) else list(x or ()),
-    ),
-]
+    )
+
+
+_NO_VERIFIER = "--verifier: name at least one, or leave the option out for the task's own"
+VerifierSpec = Annotated[str | tuple[str, ...] | None, _one_or_several("VERIFIER[=WEIGHT]", _NO_VERIFIER)]
+TaskSpec = Annotated[str | tuple[str, ...], _one_or_several("TASK|FILE", "--task: name one")]
+FilesSpec = Annotated[str | tuple[str, ...] | None, _one_or_several("FILE", "--eval-file: name at least one file")]
+
+
+def listed(spec: str | Sequence[str] | None) -> str:
+    """One or several as messages name them."""
+    return spec if isinstance(spec, str) else " + ".join(spec or ())
