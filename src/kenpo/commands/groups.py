@@ -11,7 +11,7 @@ TRAIN: Groups = {
     ),
     "algorithm": (
         "algorithm", "settings", "stages", "recipe", "critic", "critic_lr", "critic_warmup", "teacher", "hint_column",
-        "hint_template", "expert", "expert_rows",
+        "hint_template", "expert", "expert_rows", "corpus", "corpus_rows",
     ),
     "batch and updates": (
         "steps", "prompts", "group_size", "minibatches", "epochs", "microbatch_tokens", "max_refills", "refill",

@@ -88,6 +88,11 @@ class TrainConfig:
     default: the task's own column trace."""
     expert_rows: int = 1
     """Traces that join each group, beside its --group-size samples."""
+    corpus: str | None = None
+    """File of prompts and responses (--prompt-column, --response-column) whose likelihood ppo-ptx, or any algorithm
+    --with supervised_nll, keeps up beside its reward."""
+    corpus_rows: int | None = None
+    """Rows of the corpus beside each batch (as many as --prompts)."""
     settings: Settings = None
     """Change slots of the algorithm: --set surrogate.high=0.3 regularizers=[]."""
     stages: Stages = ()
@@ -269,7 +274,7 @@ def check_source(config: TrainConfig, supervised: bool) -> None:
         for name in ("dropped_carry", "eval_task"):
             if getattr(config, name) is not None:
                 raise InputError(f"{flag(name)} belongs to demonstrations (--algorithm sft){words}")
-        if config.response_column != "response":
+        if config.response_column != "response" and config.corpus is None:
             raise InputError(f"--response-column belongs to demonstrations (--algorithm sft){words}")
         return
     measured = config.eval_problems and (config.eval_task or config.task == BUNDLED_TASK)

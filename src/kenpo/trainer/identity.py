@@ -36,6 +36,8 @@ def identity(config: TrainConfig, inputs: Inputs) -> Identity:
     for name, file in _own_files(config):
         if file.is_file():
             found[f"{name} {file.name}"] = {"digest": file_digest(file), "of": str(file)}
+    if config.corpus is not None:
+        found["corpus"] = {"digest": file_digest(Path(config.corpus)), "of": config.corpus}
     if config.expert is not None:
         found["expert traces"] = {"digest": file_digest(Path(config.expert)), "of": config.expert}
     folder = _model_folder(config.model)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kenpo.errors import InputError
+from kenpo.experience.corpus import reads_authors
 from kenpo.experience.experts import Experts, Traces
 from kenpo.experience.mixture import Mixture
 from kenpo.experience.problem import Problem
@@ -18,7 +19,7 @@ MIXED = frozenset({"origin"})
 
 def check_experts(algorithm: Any, config: TrainConfig) -> None:
     """InputError for expert traces under an algorithm that would take them for the policy's own."""
-    if algorithm.needs & MIXED:
+    if reads_authors(algorithm):
         return
     for option, given in (("--expert", config.expert), ("--expert-rows", config.expert_rows > 1)):
         if given:
@@ -33,7 +34,7 @@ def mixture_of(
     problems: Sequence[Problem],
 ) -> Mixture | None:  # fmt: skip
     """What joins the groups, checked on the problems within reach; None: nothing. `ends`: ids that end a response."""
-    if not algorithm.needs & MIXED:
+    if not reads_authors(algorithm):
         return None
     traces = Traces(config.expert, config.prompt_column)
     known = "logp_sampler" in algorithm.needs

@@ -15,6 +15,7 @@ def whole_paths(config: TrainConfig) -> TrainConfig:
     changes = {
         "task": _each(_data, config.task),
         "eval_file": _each(_data, config.eval_file),
+        "corpus": None if config.corpus is None else _absolute(config.corpus),
         "expert": None if config.expert is None else _absolute(config.expert),
         "model": _model(config.model),
         "teacher": config.teacher if config.teacher in (None, "base", "hint") else _model(config.teacher),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kenpo.errors import InputError
+from kenpo.experience.corpus import check_corpus
 from kenpo.learner import critic
 from kenpo.learner.critic import VALUED
 from kenpo.learner.idle import why_none_is_idle
@@ -74,6 +75,7 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     check_teacher(algorithm, config)
     critic.check(algorithm, config.critic, config.critic_lr, config.critic_warmup, config.steps)
     check_experts(algorithm, config)
+    check_corpus(algorithm, config.corpus, config.corpus_rows, config.source)
     for name in sorted(needs - SUPPLIED - TAUGHT - VALUED - MIXED):
         raise InputError(
             f"algorithm {algorithm.name!r} reads {name!r} ({_who(algorithm, name)}), which `kenpo train` does not "

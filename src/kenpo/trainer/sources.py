@@ -14,6 +14,7 @@ from kenpo.engines.base import Engine, SamplingOptions
 from kenpo.engines.mixture import TeacherEngine
 from kenpo.errors import InputError, unknown_name
 from kenpo.experience.addition import DROPPED_CARRY
+from kenpo.experience.corpus import WithCorpus
 from kenpo.experience.demonstrations import AdditionTexts, DemonstrationOptions, Demonstrations, FileTexts, Texts
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.hints import HintedPrompts, Hints
@@ -139,9 +140,18 @@ def on_policy(m: Making) -> Source:
     hints = hints_of(m, task, prompts)
     ends = stop_ids(m.model, m.tokenizer)
     mixture = mixture_of(m.config, m.inputs.algorithm, prompts, verifier, ends, problems)
-    return OnPolicy(
+    source = OnPolicy(
         task, verifier, m.engine, prompts, m.ranks, options, sampling_options(m.config), evaluator_of(m), hints, mixture
     )
+    return source if m.config.corpus is None else with_corpus(m, source, m.config.corpus)
+
+
+def with_corpus(m: Making, source: Source, corpus: str) -> Source:
+    """`source` with rows of a corpus beside its batches."""
+    assert m.config.prompts is not None
+    texts = FileTexts(corpus, m.config.prompt_column, m.config.response_column, m.config.seed)
+    rows = m.config.corpus_rows or m.config.prompts
+    return WithCorpus(source, texts, m.tokenizer, context_length(m.model), rows, m.config.system)
 
 
 def hints_of(m: Making, task: Task, prompts: Prompts) -> Hints | None:

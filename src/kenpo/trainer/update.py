@@ -37,7 +37,7 @@ class Report:
     extremes: dict[str, float] = field(default_factory=dict)
     updates: int = 0
     trained: int = 0
-    foreign: int = 0  # of the trained tokens, those that an expert wrote
+    foreign: int = 0  # of the trained tokens, those that an expert or a corpus wrote
     lr: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -92,7 +92,8 @@ class Updater:
         report = Report(rollouts, prepared.state, lr=rates.policy or 0.0, seconds=seconds)
         trained = (rollouts.mask & prepared.selected.unsqueeze(1)).sum(1)
         report.trained = int(trained.sum())
-        report.foreign = 0 if rollouts.origin is None else int(trained[rollouts.origin == EXPERT].sum())
+        given = rollouts.supervised if rollouts.origin is None else rollouts.supervised | (rollouts.origin == EXPERT)
+        report.foreign = int(trained[given].sum())
         report.add("selected", float(prepared.selected.sum()), len(rollouts))
         for name, (total, count) in {**critics.figures(prepared), **self._agreement(rollouts)}.items():
             report.add(name, total, count)
