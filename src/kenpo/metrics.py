@@ -86,7 +86,8 @@ def _anchored(ctx: Context, average: Callable[..., None], extremes: dict[str, Te
         average(f"saturated_{name}", raw.abs() > ratios.LIMIT, where)
     if ctx.has("logp_sampler"):
         gap = (ctx.read("logp_old").detach() - ctx.read("logp_sampler")).abs()
-        extremes["sampler_gap"] = masked.select(gap, sampled).amax() if gap.numel() else gap.sum()
+        most = masked.select(gap, sampled).amax() if gap.numel() else gap.sum()
+        extremes["sampler_gap"] = most.where(sampled.any() | ~ctx.mask.any(), math.nan)  # NaN: nothing of the sampler's
 
 
 def distances(a: Algorithm, ctx: Context) -> dict[str, Tensor]:

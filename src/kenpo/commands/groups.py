@@ -11,7 +11,11 @@ TRAIN: Groups = {
     ),
     "algorithm": (
         "algorithm", "settings", "stages", "recipe", "critic", "critic_lr", "critic_warmup", "teacher", "hint_column",
-        "hint_template", "expert", "expert_rows", "corpus", "corpus_rows",
+        "hint_template",
+    ),
+    "experts, a corpus, privileged prompts": (
+        "expert", "expert_rows", "rephrase", "rephrase_explain", "rephrase_answer", "rephrase_below", "rephrase_share",
+        "rephrase_buffer", "guided_rows", "guided_share", "corpus", "corpus_rows",
     ),
     "batch and updates": (
         "steps", "prompts", "group_size", "minibatches", "epochs", "microbatch_tokens", "max_refills", "refill",

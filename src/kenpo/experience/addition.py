@@ -90,6 +90,7 @@ class AdditionTask:
     verifier = "numeric"
     system: str | None = None
     hint_template = "{hint};{prompt}"
+    rephrase_templates = ("{trace};{prompt}", "{explanation};{prompt}")
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed

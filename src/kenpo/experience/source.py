@@ -24,6 +24,7 @@ from kenpo.errors import InputError, RefillExhaustedError, RunError, VerifierErr
 from kenpo.experience.draw import draw_prioritised
 from kenpo.experience.episode import Row, build_rollouts
 from kenpo.experience.evaluate import Evaluator
+from kenpo.experience.guided import GUIDED, Guide
 from kenpo.experience.hints import HINT, Hints
 from kenpo.experience.judge import Judge, all_stop, describe, sample_groups
 from kenpo.experience.mixture import Group, Member, Mixture, is_own, is_row
@@ -116,11 +117,11 @@ class OnPolicy(Source):
     def __init__(
         self, task: Task, verifier: Verifier, engine: Engine, prompts: Prompts, ranks: Ranks, options: BatchOptions,
         sampling: SamplingOptions, evaluator: Evaluator | None = None, hints: Hints | None = None,
-        mixture: Mixture | None = None,
+        mixture: Mixture | None = None, guide: Guide | None = None,
     ) -> None:  # fmt: skip
         self.task, self.verifier, self.engine, self.prompts, self.ranks = task, verifier, engine, prompts, ranks
         self.options, self.sampling, self.evaluator = options, sampling, evaluator
-        self.hints, self.mixture = hints, mixture
+        self.hints, self.mixture, self.guide = hints, mixture, guide
         self.heldout = len(evaluator.problems) if evaluator else 0
         self.notes = getattr(task, "notes", ())
         self.also = (["support_ids"] if sampling.truncates else []) + (["baseline"] if options.baseline else [])
@@ -186,7 +187,8 @@ class OnPolicy(Source):
         for i in self.ranks.share(len(asked)):
             problem, prompt = asked[i].problem, tuple(self.prompts.encode(asked[i].problem))
             seeds = [stable_seed(o.seed, step, round_, asked[i].place, j) for j in range(o.group_size)]
-            groups[i] = (problem, [Request(prompt, seed, self.sampling) for seed in seeds])
+            shown = [prompt if self.guide is None else self.guide.prompt(problem, j, prompt) for j in range(len(seeds))]
+            groups[i] = (problem, [Request(ids, seed, self.sampling) for ids, seed in zip(shown, seeds, strict=True)])
             if o.baseline:
                 groups[_baseline(i)] = (problem, [Request(prompt, 0, self.sampling, greedy=True)])
         with all_stop(self.ranks):
@@ -203,15 +205,18 @@ class OnPolicy(Source):
             greedy = judged[_baseline(i)][1][0].reward if o.baseline else None
             records += [{"step": step, "round": round_, **record} for record in made[i].records()]
             rows += [_row(made[i].problem, m, first_group + i, greedy) for m in made[i].members]
-        shown = () if self.hints is None else (HINT,)
-        batch = build_rollouts(rows, also=self.also, contexts=shown, dtype=o.dtype) if rows else None
+        contexts = [n for n, there in ((HINT, self.hints), (GUIDED, self.guide)) if there is not None]
+        batch = build_rollouts(rows, also=self.also, contexts=contexts, dtype=o.dtype) if rows else None
         whole = self.ranks.gather_rollouts(batch)
-        if shown:
+        if self.hints is not None:
             whole = whole.replace(hinted=has_context(whole, HINT))
         return whole, self.ranks.gather_list(records)
 
     def _group(self, drawn: Drawn, episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> Group:
-        """A problem's samples, with hinted prompts beside them if there are any."""
+        """A problem's samples after its plain prompt, with hinted or guided prompts beside them if there are any."""
+        if self.guide is not None:
+            plain = self.prompts.encode(drawn.problem)
+            episodes = [self.guide.off_context(e, plain) for e in episodes]
         if self.hints is not None:
             episodes = self.hints.beside(drawn.problem, episodes, verdicts)
         return Group(drawn.place, drawn.problem, [Member(e, v) for e, v in zip(episodes, verdicts, strict=True)])
@@ -293,7 +298,7 @@ def _numbers(records: Sequence[Mapping[str, Any]], wanted: Callable[[Mapping[str
 
 def tokens_sampled(record: Mapping[str, Any]) -> int:
     """Tokens that the policy sampled for the record: none of an expert's, and those on the way to a restated answer."""
-    own = 0 if record.get("origin") == "expert" else int(record["tokens"])
+    own = 0 if record.get("origin") == "expert" or record.get("buffered") else int(record["tokens"])
     return own + int(record.get("further_tokens", 0))
 
 

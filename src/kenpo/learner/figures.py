@@ -52,6 +52,8 @@ class Figures:
                 entry[0] += x
                 entry[1] += n
             for name, value in part["extremes"].items():
+                if math.isnan(value):  # no row that it speaks of
+                    continue
                 most[name] = max(most.get(name, -math.inf), value)
         return total, most
 

@@ -93,6 +93,22 @@ class TrainConfig:
     --with supervised_nll, keeps up beside its reward."""
     corpus_rows: int | None = None
     """Rows of the corpus beside each batch (as many as --prompts)."""
+    rephrase: bool = False
+    """Where nearly all of a group failed, the policy restates the trace; its answer replaces the worst (repo: on)."""
+    rephrase_explain: str | None = None
+    """First request, with {prompt} and {trace} (the task's own, else one in English)."""
+    rephrase_answer: str | None = None
+    """Second request, with {prompt} and {explanation}."""
+    rephrase_below: float = 0.5
+    """A reward below this is a failure."""
+    rephrase_share: float = 0.75
+    """Share of failures that makes a prompt hard."""
+    rephrase_buffer: int = 0
+    """Restated answers kept, one a prompt, for when a fresh one is refused; 0: none."""
+    guided_rows: int | None = None
+    """Samples of a group drawn under the hint (--hint-column) by an algorithm that corrects for it; default: all."""
+    guided_share: float = 1.0
+    """How much of the hint they are shown, from its beginning."""
     settings: Settings = None
     """Change slots of the algorithm: --set surrogate.high=0.3 regularizers=[]."""
     stages: Stages = ()
@@ -237,6 +253,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
     defaults = {**USUAL, **(RECIPE if recipe else SUPERVISED if supervised else {})}
     filled = {n: v for n, v in defaults.items() if getattr(config, n) is None}
     filled["source"] = source
+    if config.algorithm == "repo":
+        filled["rephrase"] = True
     if supervised and config.task == BUNDLED_TASK and config.eval_task is None:
         filled["eval_task"] = BUNDLED_TASK
     filled["settings"] = resolve_settings(config.settings, recipe and config.algorithm == "grpo")

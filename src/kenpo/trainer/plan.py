@@ -23,7 +23,7 @@ from kenpo.models.scorer import Scorer
 from kenpo.models.shared_prompt import LEAST_SHARE
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
-from kenpo.trainer.mixing import MIXED, check_experts
+from kenpo.trainer.mixing import MIXED, check_mixing
 from kenpo.trainer.specs import listed
 from kenpo.trainer.teaching import TAUGHT, check_teacher
 from kenpo.types import Rollouts
@@ -74,7 +74,7 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     needs = frozenset(algorithm.needs)
     check_teacher(algorithm, config)
     critic.check(algorithm, config.critic, config.critic_lr, config.critic_warmup, config.steps)
-    check_experts(algorithm, config)
+    check_mixing(algorithm, config)
     check_corpus(algorithm, config.corpus, config.corpus_rows, config.source)
     for name in sorted(needs - SUPPLIED - TAUGHT - VALUED - MIXED):
         raise InputError(

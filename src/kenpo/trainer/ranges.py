@@ -16,7 +16,8 @@ _AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epoch
              "max_refills": 0, "verifier_workers": 1, "verifier_memory": 0, "lora_rank": 0, "lora_alpha": 0,
              "sampling_tokens": 1, "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0,
              "threads": 1, "eval_every": 0, "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0,
-             "log_samples": 0, "expert_rows": 1, "corpus_rows": 1, "critic_lr": 0, "critic_warmup": 0}  # fmt: skip
+             "log_samples": 0, "expert_rows": 1, "corpus_rows": 1, "critic_lr": 0, "critic_warmup": 0,
+             "rephrase_buffer": 0, "guided_rows": 0}  # fmt: skip
 
 
 def check(config: TrainConfig) -> None:

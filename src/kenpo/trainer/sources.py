@@ -29,7 +29,7 @@ from kenpo.models.loading import context_length, stop_ids
 from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import BUNDLED_TASK, TrainConfig
-from kenpo.trainer.mixing import mixture_of
+from kenpo.trainer.mixing import guide_of, mixture_of
 from kenpo.trainer.plan import SUPPLIED, check_group_size
 from kenpo.trainer.teaching import hinted_by
 
@@ -139,9 +139,11 @@ def on_policy(m: Making) -> Source:
     options = batch_options(m.config, m.inputs.algorithm)
     hints = hints_of(m, task, prompts)
     ends = stop_ids(m.model, m.tokenizer)
-    mixture = mixture_of(m.config, m.inputs.algorithm, prompts, verifier, ends, problems)
+    how, sampling = (m.config, m.inputs.algorithm, prompts), sampling_options(m.config)
+    mixture = mixture_of(*how, verifier, ends, task, m.engine, sampling, problems)
+    guide = guide_of(*how, task, problems)
     source = OnPolicy(
-        task, verifier, m.engine, prompts, m.ranks, options, sampling_options(m.config), evaluator_of(m), hints, mixture
+        task, verifier, m.engine, prompts, m.ranks, options, sampling, evaluator_of(m), hints, mixture, guide
     )
     return source if m.config.corpus is None else with_corpus(m, source, m.config.corpus)
 

@@ -34,10 +34,12 @@ def check_teacher(algorithm: Any, config: TrainConfig) -> None:
         raise InputError(
             f"--teacher {teacher}: {algorithm.name!r} learns from the policy itself, shown a hint: --teacher hint"
         )
-    if teacher != "hint":
+    if teacher != "hint" and "logp_guided" not in algorithm.needs:
         for option, value in (("--hint-column", config.hint_column), ("--hint-template", config.hint_template)):
             if value is not None:
                 raise InputError(f"{option} {value!r}: shown to --teacher hint only; leave it out")
+    elif teacher != "hint":
+        return
     elif algorithm.advantage.mixture:
         raise InputError(
             f"--teacher hint: {algorithm.name!r} samples from a mixture with its teacher, which reads the same prompt; "

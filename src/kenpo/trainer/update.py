@@ -69,6 +69,7 @@ class Updater:
         for name, wanted, scorer, context in (
             ("logp_old", self.passes.old, own, None),
             ("logp_ref", self.passes.reference and "logp_ref" in self.algorithm.needs, self.reference, None),
+            ("logp_guided", "logp_guided" in self.algorithm.needs, own, "guided"),
             ("logp_teacher", "logp_teacher" in self.algorithm.needs, own.teacher, own.teacher_context),
         ):
             if wanted:
