@@ -51,6 +51,7 @@ def measure(
     if not main:
         return sums, extremes
     average("advantage_abs", advantages.abs())
+    sums |= a.surrogate.figures(ctx)
     if ratio is not None:
         average("ratio", ratio.detach())
         average("ratio_squared", ratio.detach() ** 2)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -97,7 +97,15 @@ class FileTexts:
         return self.rows[self._order[place]]
 
 
-def split(rows: list[Text], heldout: int) -> tuple[list[Text], list[Text]]:
+class _Prompted(Protocol):
+    @property
+    def prompt(self) -> str | list[dict[str, Any]]: ...
+
+
+_Row = TypeVar("_Row", bound=_Prompted)
+
+
+def split(rows: list[_Row], heldout: int) -> tuple[list[_Row], list[_Row]]:
     """Training and held-out rows; rows with one prompt stay on one side, chosen by the digests of the prompts."""
     room = min(heldout, len(rows) // HELD_OUT_SHARE)
     by_prompt: dict[bytes, list[int]] = {}

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -42,8 +43,20 @@ Priorities = Mapping[int, float]
 """Weight of each problem by its id."""
 Usable = Callable[[Rollouts], Tensor]
 """Which rollouts the algorithm trains on, [B] bool."""
-Score = Callable[[Rollouts], Policy]
-"""The current policy's terms, no gradient, whole on every rank; reference log-probs come with `Rollouts`."""
+Score = Callable[..., Policy]
+"""(rollouts, wanted fields = logp): the current policy's terms, no gradient, whole on every rank."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run stands before its next batch: after ``step`` steps, in ``folder``, which the ``first`` rank writes.
+    ``score`` is the current policy, ``stands_on`` digests of what the run is made of."""
+
+    score: Score
+    folder: Path
+    stands_on: Mapping[str, Any]
+    step: int
+    first: bool
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,10 @@ class Source(Protocol):
         """The batch of `step`. ``state`` is what the last call handed out, None at first. The same arguments and
         weights give the same batch, on any number of ranks."""
         ...
+
+    def begin(self, start: Start) -> None:
+        """Called once, before the run's next batch and its first measurement, on every rank."""
+        return None
 
     def measure(self, score: Score) -> dict[str, Any]:
         """Held-out figures of the current weights, ``{"sum", "count"}`` each; the same on every rank."""

@@ -33,6 +33,8 @@ def check(
     name, own = algorithm.name, critic not in (None, TRUNK)
     given = [f"{o} {x}" for o, x in (("--critic-lr", rate), ("--critic-warmup", warmup or None)) if x is not None]
     if not algorithm.needs & VALUED:
+        if "score" in algorithm.needs:  # its head has a rate too
+            given = [g for g in given if not g.startswith("--critic-lr")]
         for option in ([f"--critic {critic}"] if critic is not None else []) + given:
             raise InputError(f"{option}: no stage of {name!r} reads values; leave it out")
         return

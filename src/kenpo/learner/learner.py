@@ -201,7 +201,7 @@ class _Task:
         self.known = {n: g for n, g in found.items() if n == "logp" or bool(g.any())}
         if count:  # every rank holds the same figures of the whole minibatch
             self.figures.note(loss)
-        moving = [(g != 0).flatten(1).any(1) for g in self.known.values()]
+        moving = [(g != 0).reshape(len(g), -1).any(1) for g in self.known.values()]
         selected = self.batch.prepared.selected
         return selected & ~torch.stack(moving).any(0) if moving else selected
 

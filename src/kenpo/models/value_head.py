@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -95,3 +95,11 @@ def load_heads(model: Any, folder: Path) -> ScalarHeads | None:
     except (SafetensorError, OSError, RuntimeError) as error:
         raise InputError(f"{path}: no scalar heads of this model ({str(error).splitlines()[0][:160]})") from None
     return heads
+
+
+def score_head(model: Any, folder: Path) -> ScalarHeads:
+    """The head for scores that lies in the model's folder, or a fresh one."""
+    heads = load_heads(model, folder)
+    if heads is None or "score" not in heads:
+        return new_heads(model, ("score",))
+    return ScalarHeads({"score": cast(ScalarHead, heads["score"])})

@@ -119,7 +119,12 @@ class Lines(Callback):
                 flush=True,
             )
         if "eval/loss" in figures:
-            print(f"step {step}  held-out loss {number(average(figures, 'eval/loss'), '.4f')}", flush=True)
+            of_pairs = "".join(
+                f"  {name.replace('_', ' ')} {number(average(figures, f'eval/{name}'))}"
+                for name in ("pair_accuracy", "pair_margin", "chosen_reward", "rejected_reward", "kl")
+                if f"eval/{name}" in figures
+            )
+            print(f"step {step}  held-out loss {number(average(figures, 'eval/loss'), '.4f')}{of_pairs}", flush=True)
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         print(f"step {step}  saved {path}", flush=True)

@@ -258,6 +258,10 @@ class Surrogate(Stage):
         """[B,T] bool, or None if this surrogate has no bound."""
         return None
 
+    def figures(self, ctx: Context) -> dict[str, tuple[Tensor, Tensor]]:
+        """Further metrics of this surrogate's own, as sums and counts that add up over microbatches."""
+        return {}
+
 
 @dataclasses.dataclass(frozen=True)
 class Aggregate(Stage):

@@ -30,6 +30,19 @@ class _Pairs(Surrogate):
     def _pairs(self, ctx: Context) -> tuple[Tensor, Tensor]:
         return pairs.decided_pairs(ctx.rewards, ctx.group, self._valid(ctx))
 
+    def scores(self, ctx: Context) -> Tensor:
+        """[B] what a pair's two responses are compared by, with its gradient."""
+        raise NotImplementedError
+
+    def figures(self, ctx: Context) -> dict[str, tuple[Tensor, Tensor]]:
+        """Accuracy and margin of the pairs under `scores`, and the mean score of the better and the worse responses."""
+        scores, (better, worse) = self.scores(ctx).detach(), self._pairs(ctx)
+        found = pairs.preference_figures(scores, ctx.rewards, ctx.group, self._valid(ctx))
+        n = found["pair_margin"][1]
+        for name, rows in (("chosen_reward", better), ("rejected_reward", worse)):
+            found[name] = (pairs.mean_over_pairs(scores[rows], better, ctx.group).sum(), n)
+        return found
+
     def _spread(self, losses: Tensor, better: Tensor, ctx: Context) -> Tensor:
         """[P] losses -> [B,T] objective: a group's mean, on its better rows."""
         rows = -pairs.mean_over_pairs(losses, better, ctx.group)
@@ -119,9 +132,16 @@ class PairSquared(_Pairs):
     def check(self) -> None:
         self.refuse(self.beta > 0, f"beta must be positive, got {self.beta}")
 
-    def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
+    def scores(self, ctx: Context) -> Tensor:
+        """[B] ``beta`` times the log-ratio: the implicit reward."""
+        return self.beta * self._log_ratio(ctx)
+
+    def _log_ratio(self, ctx: Context) -> Tensor:
         pooled = masked.row_mean if self.normalise else masked.row_sum
-        s, (better, worse) = pooled(ctx.logp - ctx.read("logp_ref"), ctx.mask), self._pairs(ctx)
+        return pooled(ctx.logp - ctx.read("logp_ref"), ctx.mask)
+
+    def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
+        s, (better, worse) = self._log_ratio(ctx), self._pairs(ctx)
         return self._spread((s[better] - s[worse] - 1 / (2 * self.beta)) ** 2, better, ctx)
 
 
@@ -161,8 +181,11 @@ class TurnDensityRatio(_Pairs):
         pooled = masked.row_sum if self.chosen_factor == "literal" else masked.row_mean
         return pooled(left_over, ctx.mask).exp()
 
+    def scores(self, ctx: Context) -> Tensor:
+        """[B] w, the weighted log-ratio."""
+        return masked.row_sum(self.turn_weights(ctx) * (ctx.logp - ctx.read("logp_ref")), ctx.mask)
+
     def __call__(self, ratio: Tensor | None, ctx: Context) -> Tensor:
-        better, worse = self._pairs(ctx)
-        w = masked.row_sum(self.turn_weights(ctx) * (ctx.logp - ctx.read("logp_ref")), ctx.mask)
+        w, (better, worse) = self.scores(ctx), self._pairs(ctx)
         losses = ratios.saturate(w[worse]).exp() - self.chosen_factors(ctx)[better] * w[better]
         return self._spread(losses, better, ctx)

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from kenpo.errors import InputError, UnknownNameError, unknown_name
 from kenpo.jsonfile import read_json
 from kenpo.kinds import check_kinds
-from kenpo.trainer.defaults import BUNDLED_MODEL, BUNDLED_TASK, RECIPE, RECIPE_SETTINGS, SOURCE_OF, SUPERVISED, USUAL
+from kenpo.trainer.defaults import BUNDLED_MODEL, BUNDLED_TASK, PAIRED, RECIPE, RECIPE_SETTINGS, SUPERVISED, USUAL
+from kenpo.trainer.feeding import GIVEN, SOURCE_OF, check_source
 from kenpo.trainer.ranges import check, flag
 from kenpo.trainer.specs import FilesSpec, Settings, Stages, TaskSpec, VerifierSpec
 
@@ -38,18 +39,26 @@ class TrainConfig:
     """"addition", "reasoning_gym:NAME", or problems (sft: demonstrations) in .jsonl, .json, .csv, .tsv or .parquet
     files, each perhaps with .gz; a folder of such files; hub:NAME:SPLIT."""
     source: str | None = None
-    """on_policy (samples of the policy), demonstrations (prompts and responses), or your own as file.py:NAME; default:
-    what the algorithm learns from."""
+    """on_policy (samples of the policy), demonstrations (prompts and responses), pairs (prompts with a chosen and a
+    rejected response), or your own as file.py:NAME; default: what the algorithm learns from."""
     prompt_column: str = "prompt"
     """Column of a data file that holds the prompt."""
     answer_column: str = "answer"
     """Column of a data file that holds the answer, a part of an object as a.b, or last-turn of a conversation."""
     response_column: str = "response"
     """Column of a file of demonstrations that holds the response."""
+    chosen_column: str = "chosen"
+    """Column of a file of pairs that holds the better response, or the whole conversation with it."""
+    rejected_column: str = "rejected"
+    """Column of a file of pairs that holds the worse one."""
+    unusable_pairs: Literal["skip", "refuse"] = "skip"
+    """Pairs of equal responses, or with an empty one: left out and counted, or an error that names the row."""
+    flipped_pairs: float | None = None
+    """Share of the addition pairs whose two responses are swapped (0.1)."""
     dropped_carry: float | None = None
     """Share of the addition demonstrations that ignore every carry (0.6)."""
     eval_task: str | None = None
-    """With demonstrations: the task whose held-out greedy accuracy is measured (addition for its own data)."""
+    """With demonstrations or pairs: the task whose held-out greedy accuracy is measured (addition for its own data)."""
     eval_file: FilesSpec = None
     """File with the held-out problems; several are sets with figures of their own. Without it: rows of the task."""
     system: str | None = None
@@ -247,15 +256,18 @@ FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig))
 def resolve(config: TrainConfig) -> TrainConfig:
     """The configuration with every None filled in: from the recipe for the bundled model on its task, else `USUAL`."""
     source = config.source or SOURCE_OF.get(config.algorithm, "on_policy")
-    supervised = source == "demonstrations"
-    check_source(config, supervised)
-    recipe = config.model == BUNDLED_MODEL and config.task == BUNDLED_TASK and not supervised
-    defaults = {**USUAL, **(RECIPE if recipe else SUPERVISED if supervised else {})}
+    check_source(config, source, BUNDLED_TASK)
+    given = source in GIVEN
+    bundled = config.model == BUNDLED_MODEL and config.task == BUNDLED_TASK
+    recipe = bundled and not given
+    special = {"demonstrations": SUPERVISED, "pairs": PAIRED if bundled else {}}
+    defaults = {**USUAL, **(RECIPE if recipe else special.get(source, {}))}
+    defaults["group_size"] = GIVEN.get(source, defaults["group_size"])
     filled = {n: v for n, v in defaults.items() if getattr(config, n) is None}
     filled["source"] = source
     if config.algorithm == "repo":
         filled["rephrase"] = True
-    if supervised and config.task == BUNDLED_TASK and config.eval_task is None:
+    if given and config.task == BUNDLED_TASK and config.eval_task is None and config.algorithm != "reward_model":
         filled["eval_task"] = BUNDLED_TASK
     filled["settings"] = resolve_settings(config.settings, recipe and config.algorithm == "grpo")
     from kenpo.trainer.machine import best_device, free_threads
@@ -283,28 +295,6 @@ def resolve(config: TrainConfig) -> TrainConfig:
             f"--minibatches {resolved.minibatches} exceeds --prompts {resolved.prompts}: a minibatch holds whole groups"
         )
     return resolved
-
-
-def check_source(config: TrainConfig, supervised: bool) -> None:
-    """InputError for an option that would have no effect with this source."""
-    words = "; leave it out"
-    if not supervised:
-        for name in ("dropped_carry", "eval_task"):
-            if getattr(config, name) is not None:
-                raise InputError(f"{flag(name)} belongs to demonstrations (--algorithm sft){words}")
-        if config.response_column != "response" and config.corpus is None:
-            raise InputError(f"--response-column belongs to demonstrations (--algorithm sft){words}")
-        return
-    measured = config.eval_problems and (config.eval_task or config.task == BUNDLED_TASK)
-    if config.sampling_tokens is not None and not measured:
-        raise InputError(f"--sampling-tokens: nothing is sampled without --eval-task{words}")
-    if config.group_size not in (None, 1):
-        raise InputError(f"--group-size: demonstrations have one response a prompt{words}")
-    if config.task == BUNDLED_TASK:
-        if (config.prompt_column, config.response_column) != ("prompt", "response") or config.eval_file:
-            raise InputError(f"--prompt-column, --response-column and --eval-file name a file's parts{words}")
-    elif config.dropped_carry is not None:
-        raise InputError(f"--dropped-carry belongs to the addition demonstrations; it has no effect on a file{words}")
 
 
 def resolve_settings(given: Mapping[str, Any] | None, recipe: bool) -> dict[str, Any]:

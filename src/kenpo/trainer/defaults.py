@@ -23,7 +23,11 @@ SUPERVISED: dict[str, Any] = {
     "steps": 220, "prompts": 64, "group_size": 1, "lr": 1e-3, "warmup": 20, "betas": (0.9, 0.99), "max_tokens": 64,
     "eval_every": 0, "checkpoint_every": 50,
 }  # fmt: skip
-SOURCE_OF = {"sft": "demonstrations"}  # what a catalogued algorithm learns from, if not from samples of the policy
+# The measured recipe for the bundled pairs.
+PAIRED: dict[str, Any] = {
+    "steps": 64, "prompts": 32, "lr": 1e-5, "warmup": 4, "betas": (0.9, 0.99), "max_tokens": 40, "eval_every": 16,
+    "checkpoint_every": 32,
+}  # fmt: skip
 
 #: Named sets of options (`--recipe`); options beside one win.
 RECIPES: dict[str, dict[str, Any]] = {

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from kenpo.experience.pairs import Pair
 from kenpo.experience.problem import Problem
 from kenpo.experience.weighted import read_weight
 from kenpo.models.loading import BUNDLED
@@ -26,6 +27,10 @@ def identity(config: TrainConfig, inputs: Inputs) -> Identity:
         found["demonstrations"] = rows_digest(listed(config.task), [[t.prompt, t.response] for t in texts.rows])
         held = [[t.prompt, t.response] for t in texts.heldout]
         found["held-out demonstrations"] = rows_digest(listed(config.eval_file or config.task), held)
+    if inputs.pairs is not None:
+        held = [_pair(p) for p in inputs.pairs.heldout]
+        found["pairs"] = rows_digest(listed(config.task), [_pair(p) for p in inputs.pairs.rows])
+        found["held-out pairs"] = rows_digest(listed(config.eval_file or config.task), held)
     if task is not None and task.ids is not None:
         found["rows of the task"] = rows_digest(listed(config.task), [_row(task.problem(n)) for n in task.ids])
     if task is not None and config.eval_problems and (task.ids is not None or config.eval_file):
@@ -52,6 +57,10 @@ def identity(config: TrainConfig, inputs: Inputs) -> Identity:
 
 def _row(problem: Problem) -> list[Any]:
     return [problem.prompt, problem.answer, dict(problem.extra)]
+
+
+def _pair(pair: Pair) -> list[Any]:
+    return [pair.prompt, pair.chosen, pair.rejected, pair.margin]
 
 
 def _packages(config: TrainConfig) -> Iterable[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import kenpo
 from kenpo.errors import InputError, KenpoError, NonFiniteError, RefillExhaustedError, RunError
-from kenpo.experience.source import Priorities, Usable
+from kenpo.experience.source import Priorities, Start, Usable
 from kenpo.models.clock import moment, set_clock
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
@@ -144,6 +144,8 @@ class Run:
         self._say([*self.parts.source.notes, *notes(self.parts.algorithm, self.config)])
         try:
             with self._signals():
+                score, state = self.parts.updater.learner.terms, self.state
+                self.parts.source.begin(Start(score, self.folder.path, state.stands_on, state.step, self.ranks.first))
                 self._steps()
             summary = self._finish()
             return summary

@@ -24,6 +24,7 @@ from kenpo.models.shared_prompt import LEAST_SHARE
 from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
 from kenpo.trainer.mixing import MIXED, check_mixing
+from kenpo.trainer.pairing import keeps_reference, supplied_by
 from kenpo.trainer.specs import listed
 from kenpo.trainer.teaching import TAUGHT, check_teacher
 from kenpo.types import Rollouts
@@ -76,7 +77,7 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     critic.check(algorithm, config.critic, config.critic_lr, config.critic_warmup, config.steps)
     check_mixing(algorithm, config)
     check_corpus(algorithm, config.corpus, config.corpus_rows, config.source)
-    for name in sorted(needs - SUPPLIED - TAUGHT - VALUED - MIXED):
+    for name in sorted(needs - SUPPLIED - TAUGHT - VALUED - MIXED - supplied_by(config)):
         raise InputError(
             f"algorithm {algorithm.name!r} reads {name!r} ({_who(algorithm, name)}), which `kenpo train` does not "
             "supply; put it into kenpo.Rollouts or kenpo.Policy in a loop of your own"
@@ -102,10 +103,14 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     reference = bool(compared)
     readers = " and ".join(_who(algorithm, name) for name in compared)
     reference_why = f"{readers} reads it" if reference else "no stage reads a reference policy"
+    if keeps_reference(config, needs):
+        reference, reference_why = False, f"{readers} reads it; scored once before step 1 and kept in the run's folder"
     needed = "entropy" in needs
-    entropy = needed or vocabulary <= EXACT_ENTROPY_VOCABULARY
+    entropy = needed or ("logp" in needs and vocabulary <= EXACT_ENTROPY_VOCABULARY)
     if needed:
         entropy_why = f"{_who(algorithm, 'entropy')} reads it"
+    elif "logp" not in needs:
+        entropy_why = "no stage reads log-probs"
     elif entropy:
         entropy_why = f"for the metrics: cheap at a vocabulary of {vocabulary:,}"
     else:

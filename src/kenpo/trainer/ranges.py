@@ -32,8 +32,10 @@ def check(config: TrainConfig) -> None:
         raise InputError(f"--temperature: {config.temperature} is not above 0; greedy decoding is for evaluation only")
     if not 0 < config.top_p <= 1:
         raise InputError(f"--top-p: {config.top_p} is not in (0, 1]")
-    if config.dropped_carry is not None and not 0 <= config.dropped_carry <= 1:
-        raise InputError(f"--dropped-carry: {config.dropped_carry} is not a share between 0 and 1")
+    for name in ("dropped_carry", "flipped_pairs"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= 1:
+            raise InputError(f"{flag(name)}: {value} is not a share between 0 and 1")
     if not config.time_limit > 0:
         raise InputError(f"--time-limit: {config.time_limit} is not above 0")
     if config.betas is not None and not (len(config.betas) == 2 and all(0 <= b < 1 for b in config.betas)):
@@ -45,6 +47,7 @@ def check(config: TrainConfig) -> None:
         "attention": ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"),
         "packing": ("auto", "on", "off"),
         "refill": ("next", "same"),
+        "unusable_pairs": ("skip", "refuse"),
         "optimizer": OPTIMIZERS,
         "deterministic": ("on", "off"),
     }.items():

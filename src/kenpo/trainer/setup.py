@@ -23,10 +23,11 @@ from kenpo.models.loading import check_ends, check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
 from kenpo.models.scorer import Scorer
 from kenpo.models.teaching import check_vocabulary
-from kenpo.models.value_head import load_heads, new_heads
+from kenpo.models.value_head import load_heads, new_heads, score_head
 from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import load_part, usable
 from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.feeding import GIVEN
 from kenpo.trainer.plan import ModelFacts, Passes, memory_estimate, plan_passes
 from kenpo.trainer.sources import Inputs, Making, make_source, teacher_evaluator
 from kenpo.trainer.teaching import add_teacher, sampling_engine, starts_as_it_began
@@ -66,9 +67,11 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     on_trunk = bool(inputs.algorithm.needs & VALUED) and config.critic in (None, TRUNK)
     found = only_values(load_heads(model, checkpoint or Path(config.model))) if on_trunk else None
     heads = found or (new_heads(model, ("values",)) if on_trunk else None)
+    scored = "score" in inputs.algorithm.needs
+    heads = score_head(model, checkpoint or Path(config.model)) if scored else heads
     scorer = Scorer(
         model, temperature=config.temperature, packing=config.packing, checkpointing=config.gradient_checkpointing,
-        heads=heads,
+        heads=heads, scalars_only=scored and "logp" not in inputs.algorithm.needs,
     )  # fmt: skip
     facts = ModelFacts.of(scorer)
     passes = plan_passes(inputs.algorithm, config, facts.vocabulary)
@@ -86,7 +89,7 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     check_system(tokenizer, config.system)
     check_ends(model, tokenizer, config.stop)
     factory = load_object(config.engine, "engine")[0] if ":" in config.engine else config.engine
-    if config.engine == "hf" and (config.source != "demonstrations" or inputs.task is not None):
+    if config.engine == "hf" and (config.source not in GIVEN or inputs.task is not None):
         config = config.but(sampling_tokens=config.sampling_tokens or room(config, model, passes, facts, ranks))
     engine = open_engine(factory, model, tokenizer, config.sampling_tokens)
     engine = sampling_engine(engine, inputs.algorithm, scorer)

@@ -18,31 +18,37 @@ from kenpo.experience.corpus import WithCorpus
 from kenpo.experience.demonstrations import AdditionTexts, DemonstrationOptions, Demonstrations, FileTexts, Texts
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.hints import HintedPrompts, Hints
+from kenpo.experience.pairs import PairStream
+from kenpo.experience.preferences import Pairs
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.shards import Spec
 from kenpo.experience.source import BatchOptions, OnPolicy, Source
 from kenpo.experience.tasks import Task, load_task
 from kenpo.experience.verdict import Verifier
 from kenpo.experience.verifiers import load_verifier
+from kenpo.learner.preferences import pair_figures
 from kenpo.loading import load_object, try_out
 from kenpo.models.loading import context_length, stop_ids
 from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import BUNDLED_TASK, TrainConfig
+from kenpo.trainer.feeding import GIVEN
 from kenpo.trainer.mixing import guide_of, mixture_of
+from kenpo.trainer.pairing import open_pairs, pair_options
 from kenpo.trainer.plan import SUPPLIED, check_group_size
 from kenpo.trainer.teaching import hinted_by
 
 
 @dataclass
 class Inputs:
-    """What can be checked without loading a model. ``texts`` are demonstrations; a run on them has a task, and a
-    verifier, only if it measures accuracy on one."""
+    """What can be checked without loading a model. ``texts`` are demonstrations, ``pairs`` preferences; a run on them
+    has a task, and a verifier, only if it measures accuracy on one."""
 
     algorithm: Any
     task: Task | None = None
     verifier: Verifier | None = None
     texts: Texts | None = None
+    pairs: PairStream | None = None
 
 
 @dataclass
@@ -70,7 +76,9 @@ def open_inputs(config: TrainConfig, show: Callable[[str], None] | None = None) 
     spec: Spec | None = config.task
     if config.source == "demonstrations":
         inputs.texts, spec = open_texts(config), config.eval_task
-    if spec is None or (inputs.texts is not None and not config.eval_problems):
+    elif config.source == "pairs":
+        inputs.pairs, spec = open_pairs(config, inputs.algorithm), config.eval_task
+    if spec is None or (config.source in GIVEN and not config.eval_problems):
         yield inputs
         return
     inputs.task = open_task(config, spec)
@@ -84,7 +92,7 @@ def open_inputs(config: TrainConfig, show: Callable[[str], None] | None = None) 
 
 def open_task(config: TrainConfig, spec: Spec) -> Task:
     """The task of an ordinary run, or the one on which a run on demonstrations measures accuracy."""
-    if config.source == "demonstrations":
+    if config.source in GIVEN:
         return load_task(spec, seed=config.seed, heldout=config.eval_problems, system=config.system)
     task = load_task(
         spec, seed=config.seed, prompt_column=config.prompt_column, answer_column=config.answer_column,
@@ -173,7 +181,17 @@ def demonstrations(m: Making) -> Source:
     return Demonstrations(m.inputs.texts, m.tokenizer, context_length(m.model), options, evaluator_of(m))
 
 
-SOURCES: dict[str, Callable[[Making], Source]] = {"on_policy": on_policy, "demonstrations": demonstrations}
+def pairs(m: Making) -> Source:
+    """Prompts with a chosen and a rejected response."""
+    assert m.inputs.pairs is not None
+    options = pair_options(m.config, m.inputs.algorithm, dtype_of(m.config))
+    figures = pair_figures(m.inputs.algorithm)
+    return Pairs(m.inputs.pairs, m.tokenizer, context_length(m.model), options, figures, evaluator_of(m))
+
+
+SOURCES: dict[str, Callable[[Making], Source]] = {
+    "on_policy": on_policy, "demonstrations": demonstrations, "pairs": pairs,
+}  # fmt: skip
 
 
 def reach(config: TrainConfig, algorithm: Any, task: Task) -> int:

@@ -72,7 +72,7 @@ class Updater:
             ("logp_guided", "logp_guided" in self.algorithm.needs, own, "guided"),
             ("logp_teacher", "logp_teacher" in self.algorithm.needs, own.teacher, own.teacher_context),
         ):
-            if wanted:
+            if wanted and getattr(rollouts, name) is None:
                 began = time.perf_counter()
                 keys = prompts if context is None else None
                 logp = self.learner.terms(rollouts, prompts=keys, scorer=scorer, context=context).logp
