@@ -24,6 +24,10 @@ class UnknownNameError(InputError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class TooLongError(InputError):
+    """A prompt, or a prompt with its response, that does not fit into the model's context."""
+
+
 class MissingFieldError(InputError):
     """A stage needs an optional field that the batch does not have."""
 

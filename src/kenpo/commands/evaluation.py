@@ -12,9 +12,9 @@ from typing import Any, Literal
 from kenpo.commands.arguments import merge_repeats, parse, positional
 from kenpo.commands.groups import EVAL
 from kenpo.errors import InputError
-from kenpo.trainer.specs import VerifierSpec
+from kenpo.trainer.specs import TemplateArgs, VerifierSpec
 
-_LISTS = ("--task", "--stop", "--k", "--verifier")
+_LISTS = ("--task", "--template-args", "--stop", "--k", "--verifier")
 
 _EVAL = """Greedy accuracy of a model on held-out problems; with --samples also avg@k, maj@k and pass@k. Each figure has
 a 95 % interval over the problems.
@@ -40,6 +40,10 @@ class EvalOptions:
     """File whose rows are evaluated instead of the task's own."""
     system: str | None = None
     """System prompt, used with a chat template."""
+    template: str = "auto"
+    """Chat template: auto (the model's own), none (prompts are rendered already), or a file."""
+    template_args: TemplateArgs = None
+    """What the chat template reads besides the messages: --template-args enable_thinking=false."""
     verifier: VerifierSpec = None
     """Default: each task's own. Several, with weights (a.py:f=1 b.py:g=0.2), are parts of one reward."""
     time_limit: float = 10.0
@@ -120,6 +124,7 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
     from kenpo.experience.files import set_names
     from kenpo.experience.verifiers import load_verifier
     from kenpo.models.loading import check_system, load_model
+    from kenpo.models.templates import set_template
     from kenpo.terminal import to_stderr
     from kenpo.trainer.machine import best_device
 
@@ -139,6 +144,7 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
         }  # fmt: skip
         problems = {key: evaluated(task, o) for key, task in tasks.items()}
         model, tokenizer = load_model(name, dtype=o.dtype, device=o.device or best_device(), trainable=False)
+        set_template(tokenizer, o.template, o.template_args)
         check_system(tokenizer, o.system)
         engine = HFEngine(model, tokenizer, o.sampling_tokens or sampling_room(model, o.max_tokens))
         prompts = {key: prompts_of(model, tokenizer, tasks[key], problems[key], o) for key in names}

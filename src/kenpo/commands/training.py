@@ -14,8 +14,19 @@ from kenpo.commands.groups import SAMPLE, TRAIN
 from kenpo.commands.prompts import prompts
 from kenpo.errors import InputError, KenpoError, unknown_name
 from kenpo.terminal import plain
+from kenpo.trainer.specs import TemplateArgs
 
-_LISTS = ("--set", "--task", "--eval-file", "--with", "--stop", "--loggers", "--lora-targets", "--verifier")
+_LISTS = (
+    "--set",
+    "--template-args",
+    "--task",
+    "--eval-file",
+    "--with",
+    "--stop",
+    "--loggers",
+    "--lora-targets",
+    "--verifier",
+)
 
 _TRAIN = """Train a model with any algorithm on any task, and write everything about it into one folder.
 
@@ -136,6 +147,10 @@ class SampleOptions:
     """Complete this one prompt and leave."""
     system: str | None = None
     """System prompt, used with a chat template."""
+    template: str = "auto"
+    """Chat template: auto (the model's own), none (prompts are rendered already), or a file."""
+    template_args: TemplateArgs = None
+    """What the chat template reads besides the messages: --template-args enable_thinking=false."""
     greedy: bool = False
     """The likeliest token each time."""
     samples: int = 1
@@ -173,12 +188,14 @@ def sample(argv: list[str]) -> int:
     from kenpo.engines.hf import HFEngine
     from kenpo.engines.room import sampling_room
     from kenpo.models.loading import check_ends, check_system, context_length, encode_prompt, load_model
+    from kenpo.models.templates import set_template
     from kenpo.seeds import stable_seed
     from kenpo.trainer.machine import best_device
 
     o = options
     sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop, o.keep_special_tokens)
     model, tokenizer = load_model(name, dtype=o.dtype, device=o.device or best_device(), trainable=False)
+    set_template(tokenizer, o.template, o.template_args)
     check_system(tokenizer, o.system)
     check_ends(model, tokenizer, o.stop)
     engine = HFEngine(model, tokenizer, sampling_room(model, o.max_tokens))

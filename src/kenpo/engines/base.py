@@ -11,7 +11,7 @@ from typing import Protocol, Self, runtime_checkable
 from torch import Tensor
 
 from kenpo.episode import Episode
-from kenpo.errors import InputError
+from kenpo.errors import InputError, TooLongError
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def check_prompt_fits(ids: Sequence[int], context: int | None, max_tokens: int, 
     if not ids:
         raise InputError(f"{name}: it has no tokens; a response needs at least one token before it")
     if context is not None and len(ids) + 1 > context:
-        raise InputError(
+        raise TooLongError(
             f"{name}: {len(ids)} tokens leave no room for a response (up to {max_tokens}) in the model's context of "
-            f"{context}; shorten the prompt or drop the row"
+            f"{context}; shorten the prompt, drop the row, or leave such rows out (--long-prompts skip)"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from kenpo.episode import Episode, Segment, given
-from kenpo.errors import InputError
+from kenpo.errors import InputError, TooLongError
 from kenpo.experience.episode import Row as Sampled
 from kenpo.experience.episode import build_rollouts
 from kenpo.experience.evaluate import Evaluator
@@ -42,6 +42,12 @@ class Texts(Protocol):
     """All texts of a finite stream, to be checked beforehand; empty for an endless one."""
     heldout: Sequence[Text]
     """Texts that the stream never gives."""
+    notes: Sequence[str]
+    """What the one who starts a run should know of the data."""
+
+    def leave_out(self, unfit: Callable[[Text], bool]) -> None:
+        """Go on without the texts that are `unfit`, and note their number. InputError where none can be left out."""
+        ...
 
     def text(self, index: int) -> Text:
         """The `index`-th text from 0."""
@@ -53,9 +59,14 @@ class AdditionTexts:
 
     rows: Sequence[Text] = ()
     heldout: Sequence[Text] = ()
+    notes: Sequence[str] = ()
 
     def __init__(self, seed: int, dropped: float) -> None:
         self.seed, self.dropped = seed, dropped
+
+    def leave_out(self, unfit: Callable[[Text], bool]) -> None:
+        """Refused: the texts are made one by one."""
+        raise InputError("--long-prompts skip: the addition demonstrations are made one by one; it is for data files")
 
     def text(self, index: int) -> Text:
         """The `index`-th demonstration of an endless stream."""
@@ -78,6 +89,7 @@ class FileTexts:
         rows = read_texts(path, prompt_column, response_column)
         self.rows: Sequence[Text]
         self.heldout: Sequence[Text]
+        self.notes: Sequence[str] = ()
         if eval_file is None:
             self.rows, self.heldout = split(rows, heldout)
         else:
@@ -86,6 +98,16 @@ class FileTexts:
             self.rows, self.heldout = rows, [text for texts in held for text in texts]
         self.seed = seed
         self._epoch, self._order = -1, []  # type: tuple[int, list[int]]
+
+    def leave_out(self, unfit: Callable[[Text], bool]) -> None:
+        """Go on without the rows that are `unfit`. InputError if none is left to train on."""
+        kept, held = ([t for t in texts if not unfit(t)] for texts in (self.rows, self.heldout))
+        gone = len(self.rows) - len(kept), len(self.heldout) - len(held)
+        if not kept:
+            raise InputError(f"{self.rows[0].where}: no row fits the model's context; nothing is left to train on")
+        if any(gone):
+            self.notes = [f"left out {gone[0]} training and {gone[1]} held-out rows longer than the model's context"]
+        self.rows, self.heldout, self._epoch = kept, held, -1
 
     def text(self, index: int) -> Text:
         """The `index`-th row of an endless stream."""
@@ -161,9 +183,9 @@ def encode(
     end = tokenizer.eos_token_id
     response = response if response and response[-1] == end else [*response, end]  # some data write the end themselves
     if context is not None and len(prompt) + len(response) > context:
-        raise InputError(
+        raise TooLongError(
             f"{text.where}: {len(prompt) + len(response)} tokens do not fit the model's context of {context}; "
-            "shorten the row"
+            "shorten the row, or leave such rows out (--long-prompts skip)"
         )
     return Episode((given(prompt), Segment(response, sampled=True)), text=text.response)
 
@@ -177,12 +199,14 @@ def unopened(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], response
 
 @dataclass(frozen=True)
 class DemonstrationOptions:
-    """``batch`` texts per step; ``measured`` held-out texts scored at once; ``system`` prompt of a chat template."""
+    """``batch`` texts per step; ``measured`` held-out texts scored at once; ``system`` prompt of a chat template;
+    ``skip_long``: texts that don't fit the model's context are left out and counted."""
 
     batch: int = 64
     measured: int = 256
     system: str | None = None
     dtype: torch.dtype = torch.float32
+    skip_long: bool = False
 
 
 class Demonstrations(Source):
@@ -201,6 +225,9 @@ class Demonstrations(Source):
             raise InputError("tokenizer: has no end-of-sequence token, so no response could ever end; add one to it")
         self.texts, self.tokenizer, self.context, self.options = texts, tokenizer, context, options
         self.evaluator = evaluator
+        if options.skip_long:
+            texts.leave_out(self._too_long)
+        self.notes = getattr(texts, "notes", ())  # a stream of the user's own may have none
         for text in texts.rows or [texts.text(i) for i in range(options.batch)]:
             self._episode(text)
         self._held = [self._episode(text) for text in texts.heldout]
@@ -233,6 +260,13 @@ class Demonstrations(Source):
             total -= float(logp.cpu()[rollouts.mask].double().sum())
             count += int(rollouts.mask.sum())
         return {**figures, "eval/loss": {"sum": total, "count": count}}
+
+    def _too_long(self, text: Text) -> bool:
+        try:
+            self._episode(text)
+        except TooLongError:
+            return True
+        return False
 
     def _episode(self, text: Text) -> Episode:
         return encode(self.tokenizer, text, self.context, self.options.system)

@@ -140,7 +140,7 @@ class OnPolicy(Source):
         self.options, self.sampling, self.evaluator = options, sampling, evaluator
         self.hints, self.mixture, self.guide = hints, mixture, guide
         self.heldout = len(evaluator.problems) if evaluator else 0
-        self.notes = getattr(task, "notes", ())
+        self.notes = (*getattr(task, "notes", ()), *getattr(prompts, "notes", ()))
         self.also = (["support_ids"] if sampling.truncates else []) + (["baseline"] if options.baseline else [])
         self.also += ["origin"] if mixture else []
 

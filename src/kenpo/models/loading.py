@@ -14,6 +14,7 @@ from kenpo.jsonfile import read_json
 from kenpo.models.clock import stopped
 from kenpo.models.foreign import NO_CODE, nobody_asked, refuse_kernels, wants_code
 from kenpo.models.lora import base_of, is_adapter, open_adapter
+from kenpo.models.templates import fitting
 from kenpo.models.wide_head import widen_head
 
 #: Attention implementations; those named flash need their package and run packed rows without padding.
@@ -268,9 +269,11 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict], system: str | None =
     """A prompt's token ids, always a flat list of ints, ready to be continued.
 
     With a chat template, text becomes one user message, ``system`` a system message before it (unless the messages
-    bring their own), and the template opens the assistant's turn. Without one, text is encoded as it is and the
-    contents of messages are joined by blank lines; ``system`` is then not used. An end-of-sequence id that a tokenizer
-    appends by itself is taken off. Raises `InputError` if the template refuses the messages or nothing is encoded.
+    bring their own; in the first user message where the template has no system role), and the template opens the
+    assistant's turn. Without one, text is encoded as it is and the contents of messages are joined by blank lines;
+    ``system`` is then not used. An end-of-sequence id that a tokenizer appends by itself is taken off, and a beginning
+    that the text brings itself is not doubled. Raises `InputError` if the template refuses the messages or nothing is
+    encoded.
     """
     for text in [prompt] if isinstance(prompt, str) else [str(m.get("content", "")) for m in prompt]:
         check_characters(text)
@@ -280,6 +283,7 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict], system: str | None =
             messages.insert(0, {"role": "system", "content": system})
         try:
             with stopped(tokenizer.chat_template):
+                messages = fitting(tokenizer, messages)
                 encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
         except Exception as error:
             raise InputError(f"the chat template refuses the prompt ({_first_line(error)})") from None
@@ -287,7 +291,9 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict], system: str | None =
     else:
         text = prompt if isinstance(prompt, str) else "\n\n".join(str(m["content"]) for m in prompt)
         ids, bare = _flat(tokenizer(text)), _flat(tokenizer(text, add_special_tokens=False))
-        eos = tokenizer.eos_token_id
+        eos, bos = tokenizer.eos_token_id, tokenizer.bos_token
+        if bos and text.startswith(bos):  # rendered already: the text brings its own beginning
+            ids = bare
         if len(ids) > len(bare) and ids[-1] == eos and (not bare or bare[-1] != eos) and len(ids) > 1:
             ids = ids[:-1]
     if not ids:

@@ -18,7 +18,7 @@ from kenpo.kinds import check_kinds
 from kenpo.trainer.defaults import BUNDLED_MODEL, BUNDLED_TASK, PAIRED, RECIPE, RECIPE_SETTINGS, SUPERVISED, USUAL
 from kenpo.trainer.feeding import GIVEN, SOURCE_OF, check_source
 from kenpo.trainer.ranges import check, flag
-from kenpo.trainer.specs import FilesSpec, Settings, Stages, TaskSpec, VerifierSpec
+from kenpo.trainer.specs import FilesSpec, Settings, Stages, TaskSpec, TemplateArgs, VerifierSpec
 
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
 PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})
@@ -63,6 +63,13 @@ class TrainConfig:
     """File with the held-out problems; several are sets with figures of their own. Without it: rows of the task."""
     system: str | None = None
     """System prompt, used with a chat template."""
+    template: str = "auto"
+    """Chat template: auto (the model's own), none (prompts are rendered already, or the model has no use for one), or a
+    file. It goes into checkpoints."""
+    template_args: TemplateArgs = None
+    """What the chat template reads besides the messages: --template-args enable_thinking=false."""
+    long_prompts: Literal["refuse", "skip"] = "refuse"
+    """Rows of a data file that leave no room in the model's context: refuse them, or leave them out and count them."""
     verifier: VerifierSpec = None
     """exact, numeric, math_verify, gsm8k, reasoning_gym or file.py:function; default: the task's own. Several, with
     weights (a.py:f=1 b.py:g=0.2), are parts of one reward, their weighted sum."""

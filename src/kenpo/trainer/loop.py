@@ -65,7 +65,8 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 refuse_changes(recorded_identity(checkpoint), stands_on, checkpoint, config.accept_changes)
             set_clock(ranks.from_first((checkpoint and recorded_clock(checkpoint)) or time.time()))
             parts = build(config, inputs, ranks, checkpoint)
-            stands_on |= identity(config, inputs) | identity_of_tokenizer(parts.tokenizer)
+            # what was read before the model was there stands: rows may have been left out since
+            stands_on = identity(config, inputs) | stands_on | identity_of_tokenizer(parts.tokenizer)
             if config.dry_run:
                 held = parts.source.heldout
                 return {"plan": report(parts.config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}

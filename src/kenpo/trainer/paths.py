@@ -20,6 +20,7 @@ def whole_paths(config: TrainConfig) -> TrainConfig:
         "model": _model(config.model),
         "teacher": config.teacher if config.teacher in (None, "base", "hint") else _model(config.teacher),
         "critic": config.critic if config.critic in (None, "trunk") else _model(config.critic),
+        "template": config.template if config.template in ("auto", "none") else _absolute(config.template),
         "algorithm": _code(config.algorithm),
         "engine": _code(config.engine),
         "verifier": _each(_code, config.verifier),

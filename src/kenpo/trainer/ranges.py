@@ -47,6 +47,7 @@ def check(config: TrainConfig) -> None:
         "attention": ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"),
         "packing": ("auto", "on", "off"),
         "refill": ("next", "same"),
+        "long_prompts": ("refuse", "skip"),
         "unusable_pairs": ("skip", "refuse"),
         "optimizer": OPTIMIZERS,
         "deterministic": ("on", "off"),

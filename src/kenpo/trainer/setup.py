@@ -23,6 +23,7 @@ from kenpo.models.loading import check_ends, check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
 from kenpo.models.scorer import Scorer
 from kenpo.models.teaching import check_vocabulary
+from kenpo.models.templates import set_template
 from kenpo.models.value_head import load_heads, new_heads, score_head
 from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import load_part, usable
@@ -117,6 +118,7 @@ def open_model(config: TrainConfig, device: str, checkpoint: Path | None) -> tup
     source = config.model if started else str(checkpoint or config.model)
     with usable(checkpoint) if checkpoint and not started else contextlib.nullcontext():
         model, tokenizer = load_model(source, **how_loaded(config, device))
+    set_template(tokenizer, config.template, config.template_args)
     if config.lora_rank:
         assert config.lora_alpha is not None
         add_adapter(model, config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets, seed=config.seed)

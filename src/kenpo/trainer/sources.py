@@ -17,6 +17,7 @@ from kenpo.experience.addition import DROPPED_CARRY
 from kenpo.experience.corpus import WithCorpus
 from kenpo.experience.demonstrations import AdditionTexts, DemonstrationOptions, Demonstrations, FileTexts, Texts
 from kenpo.experience.evaluate import Evaluator
+from kenpo.experience.files import FileTask
 from kenpo.experience.hints import HintedPrompts, Hints
 from kenpo.experience.pairs import PairStream
 from kenpo.experience.preferences import Pairs
@@ -125,6 +126,8 @@ def resolve_algorithm(config: TrainConfig) -> Any:
 def make_source(making: Making) -> Source:
     """The source that the configuration names, or the user's own: file.py:NAME, called with `Making`."""
     name = making.config.source or "on_policy"
+    if making.config.long_prompts == "skip" and name not in ("on_policy", "demonstrations"):
+        raise InputError(f"--long-prompts skip: rows of the source {name} are not left out by it; leave it out")
     if ":" in name:
         own: Callable[[Making], Source] = load_object(name, "source")[0]
         return own(making)
@@ -142,6 +145,7 @@ def on_policy(m: Making) -> Source:
     assert task is not None
     assert verifier is not None
     prompts = prompts_of(m, task)
+    leave_out_long(m.config, task, prompts)
     problems = [task.train(i) for i in range(reach(m.config, m.inputs.algorithm, task))]
     prompts.check(problems)
     options = batch_options(m.config, m.inputs.algorithm)
@@ -164,6 +168,15 @@ def with_corpus(m: Making, source: Source, corpus: str) -> Source:
     return WithCorpus(source, texts, m.tokenizer, context_length(m.model), rows, m.config.system)
 
 
+def leave_out_long(config: TrainConfig, task: Task, prompts: Prompts) -> None:
+    """Leave rows out that the model's context has no room for, if that is asked for. InputError for an endless task."""
+    if config.long_prompts == "refuse":
+        return
+    if not isinstance(task, FileTask):
+        raise InputError(f"--long-prompts skip: the problems of {task.name} are made one by one; it is for data files")
+    task.leave_out(prompts.too_long, f"leaves no room for a response in the context of {prompts.context}")
+
+
 def hints_of(m: Making, task: Task, prompts: Prompts) -> Hints | None:
     """What puts hints beside the samples, its columns checked; None where no teacher is shown one."""
     if m.config.teacher != "hint":
@@ -177,7 +190,9 @@ def demonstrations(m: Making) -> Source:
     """Prompts with the responses to learn."""
     if not isinstance(m.config.prompts, int) or m.inputs.texts is None:
         raise InputError("demonstrations: no texts were opened")
-    options = DemonstrationOptions(m.config.prompts, m.config.eval_batch, m.config.system, dtype_of(m.config))
+    options = DemonstrationOptions(
+        m.config.prompts, m.config.eval_batch, m.config.system, dtype_of(m.config), m.config.long_prompts == "skip"
+    )
     return Demonstrations(m.inputs.texts, m.tokenizer, context_length(m.model), options, evaluator_of(m))
 
 
