@@ -132,6 +132,8 @@ def test_the_critic_learns_alone_at_first(kind, valued, models, tmp_path):
     policy = [{n.partition(":")[2]: t for n, t in w.items() if n.startswith("model.safetensors")} for w in after]
     assert all(torch.equal(policy[1][n], t) for n, t in start.items())
     assert not all(torch.equal(policy[2][n], t) for n, t in start.items())
+    moments = [n for n in after[1] if n.startswith("trainer/") and "exp_avg" in n and "scalar_heads" not in n]
+    assert moments == []  # those of a policy that rests rest too
     where = "critic/scalar_heads" if kind == "own" else "scalar_heads"
     learnt = [next(t for n, t in w.items() if n.startswith(where) and n.endswith("values.weight")) for w in after]
     assert bool(learnt[0].any())
