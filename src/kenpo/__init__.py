@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kenpo import errors, ops, schedules, stages
     from kenpo.algorithm import Algorithm
     from kenpo.algorithms import get, names
-    from kenpo.conditions import acts, biased
+    from kenpo.conditions import acts, biased, uncorrected
     from kenpo.hosts import feeds, given
     from kenpo.loading import load, resolve
     from kenpo.order import coefficients, evaluate, objective, prepare, select, weigh
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "kenpo.algorithm": ("Algorithm",),
     "kenpo.algorithms": ("get", "names"),
-    "kenpo.conditions": ("acts", "biased"),
+    "kenpo.conditions": ("acts", "biased", "uncorrected"),
     "kenpo.hosts": ("feeds", "given"),
     "kenpo.loading": ("load", "resolve"),
     "kenpo.order": ("coefficients", "evaluate", "objective", "prepare", "select", "weigh"),
@@ -36,7 +36,8 @@ _SUBMODULES = ("errors", "ops", "schedules", "stages")
 __all__ = [
     "Algorithm", "Batch", "Loss", "Policy", "Prepared", "Result", "Rollouts", "Scope", "Totals", "TrainConfig",
     "acts", "biased", "coefficients", "errors", "evaluate", "feeds", "get", "given", "load", "names", "objective",
-    "ops", "prepare", "resolve", "schedules", "select", "stages", "train", "weigh",
+    "ops", "prepare", "resolve", "schedules", "select", "stages", "train", "uncorrected",
+    "weigh",
 ]  # fmt: skip
 
 

@@ -77,6 +77,27 @@ def _judged(a: Algorithm, key: str, stage: Stage, updates: int, stale: bool, for
     return Part(key, False, f"{words} are the same policy: {what}", " or ".join(dict.fromkeys(c for c, _ in causes)))
 
 
+def uncorrected(a: Algorithm) -> str | None:
+    """Why samples of older weights give a biased gradient, and what would fit; None: the algorithm allows for them.
+
+    True of an algorithm that averages over the policy's own samples and reads no distance to what sampled: its ratio
+    compares with π_old, scored when the batch is used, which is not the policy that sampled it.
+    """
+    if a.surrogate.any_samples or not a.advantage.judges or any("sampler" in _distance(s) for s in a.stages):
+        return None
+    what = "has no importance ratio"
+    if a.ratio is not None:
+        what = "compares with π_old, which is scored when a batch is used"
+    return (
+        f"{a.name} {what}, and no stage reads how far that is from the weights that sampled. What would fit: a ratio "
+        "to the sampler (m2po, dppo, trm, minpro), or a correction in front of this one (--with truncated_is)"
+    )
+
+
+def _distance(stage: Stage) -> tuple[str, ...]:
+    return stage.distance or ()
+
+
 _NAMES = {"policy": "π_θ", "old": "π_old", "sampler": "the sampler", "prox": "π_prox", "guided": "the guided policy"}
 
 

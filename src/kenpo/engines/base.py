@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
@@ -94,6 +94,14 @@ class Engine(Protocol):
     def update(self, weights: Weights, version: int) -> None:
         """From now on sample from these weights. An engine that shares the trained module need not read them."""
         ...
+
+    def state(self) -> Any:
+        """What a resumed run needs besides the weights: nested dicts and lists of JSON values and tensors, or None."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Take up what `state` gave, after `update` has handed over the weights."""
+        return None
 
     def abort(self) -> None:
         """End what is being sampled; those episodes finish as ``abort``."""

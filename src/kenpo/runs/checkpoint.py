@@ -33,6 +33,10 @@ FORMAT = 2
 _NAME = re.compile(r"step_(\d{6,})")
 
 
+#: Parts of the state that may hold tensors.
+NESTED = ("source", "algorithm", "engine")
+
+
 @dataclass
 class TrainerState:
     """Where a run stands, after ``step`` whole steps."""
@@ -40,6 +44,8 @@ class TrainerState:
     step: int = 0
     source: Any = None  # what `Collected.state` handed on
     algorithm: Any = None  # what `Prepared.state` handed on
+    engine: Any = None  # what `Engine.state` handed on
+    updates: int = 0  # optimizer updates of the policy so far: the version of its weights
     tokens: dict[str, int] = field(default_factory=lambda: {"generated": 0, "filtered": 0, "trained": 0})
     evals: dict[str, float | None] = field(default_factory=lambda: {"before": None, "after": None})
     seconds: float = 0.0
@@ -221,7 +227,7 @@ def save_checkpoint(
             save_file({**optimizer, **rng_tensors()}, str(temporary / "trainer" / "optimizer.safetensors"))
             if part is not None:
                 save_part(temporary, part, tokenizer, adapter_only)
-            nested, tensors = split({"source": state.source, "algorithm": state.algorithm}, "state")
+            nested, tensors = split({n: getattr(state, n) for n in NESTED}, "state")
             save_file(tensors, str(temporary / "trainer" / "state.safetensors"))
             plain = {f.name: getattr(state, f.name) for f in fields(state)}
             record = {"format": FORMAT, **plain, **nested, "rng": rng_json()}
@@ -328,7 +334,7 @@ def load_state(checkpoint: Path) -> tuple[TrainerState, dict[str, Tensor], dict[
         raise InputError(f"{unusable} ({error})") from None
     try:
         rng = record.pop("rng")
-        record |= {name: join(record[name], parts) for name in ("source", "algorithm")}
+        record |= {name: join(record[name], parts) for name in NESTED}
         check_kinds(record, rng)
         return TrainerState(**record), {"rng.torch": tensors.pop("rng.torch"), **tensors}, rng
     except (KeyError, TypeError) as error:

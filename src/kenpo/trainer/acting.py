@@ -12,7 +12,12 @@ from kenpo.types import Rollouts
 def idle_parts(algorithm: Any, config: TrainConfig) -> list[str]:
     """One line for each part that can't act in this run: why, and what would make it act."""
     updates = config.minibatches * config.epochs
-    found = kenpo.acts(algorithm, updates=updates, foreign=config.engine != "hf")
+    found = kenpo.acts(
+        algorithm,
+        updates=updates,
+        stale=config.lag > 0,
+        foreign=config.engine != "hf" or config.sampler_noise is not None,
+    )
     return [f"{p.part} can't act: {p.why}; it would with {p.needed}" for p in found if not p.acts]
 
 
@@ -23,6 +28,7 @@ def notes(algorithm: Any, config: TrainConfig) -> list[str]:
     return [
         *idle_parts(algorithm, config),
         *([f"biased updates: {bias}"] if bias else []),
+        *([f"stale samples: {stale}"] if config.lag and (stale := kenpo.uncorrected(algorithm)) else []),
         *(loose if config.deterministic == "off" else []),
     ]
 

@@ -152,6 +152,13 @@ class TrainConfig:
     sampling_tokens: int | None = None
     """Tokens that the embedded engine holds at once; default: what free memory allows, recorded and kept on resume."""
 
+    lag: int = 0
+    """Sample batch n with the weights after batch n-1-LAG (0: with those of the moment)."""
+    max_staleness: int | None = None
+    """Drop rows whose oldest token was sampled more than so many optimizer updates ago."""
+    sampler_noise: str | None = None
+    """A known mismatch of the sampler, to try corrections on: bf16, or temperature=X."""
+
     temperature: float = 1.0
     """Logits are divided by it, in sampling and in every log-prob."""
     top_p: float = 1.0

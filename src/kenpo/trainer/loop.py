@@ -125,7 +125,8 @@ class Run:
         self.accepted = refuse_changes(state.stands_on, self.state.stands_on, checkpoint, self.config.accept_changes)
         state.versions, state.stands_on = versions(), self.state.stands_on
         self.parts.updater.learner.load(tensors)
-        self.parts.engine.update(self.parts.updater.learner.weights, state.step)
+        self.parts.engine.update(self.parts.updater.learner.weights, state.updates)
+        self.parts.engine.load(state.engine)
         self.state, self.base_seconds, self.saved_at = state, state.seconds, state.step
         restore_rng(tensors, rng)
 
@@ -187,11 +188,12 @@ class Run:
         parts, state = self.parts, self.state
         collected = parts.source.next(step, state.source, *self._asks())
         try:
-            done = parts.updater.update(collected.rollouts, state.algorithm, step)
+            done = parts.updater.update(collected.rollouts, state.algorithm, step, state.updates)
         except KenpoError:
             self._record(step, collected.rollouts)  # the batch that broke the update, to be looked at
             raise
-        parts.engine.update(parts.updater.learner.weights, step)
+        updates = state.updates + done.updates
+        parts.engine.update(parts.updater.learner.weights, updates)
         figures = step_figures(step, collected, done)
         clock = figures.pop("time")
         every, last = self.config.eval_every, step == self.config.steps
@@ -200,7 +202,7 @@ class Run:
             at = time.perf_counter()
             figures |= self._evaluate("after")
             clock["eval"] = time.perf_counter() - at
-        state.step, state.source, state.algorithm = step, collected.state, done.state
+        state.step, state.updates, state.source, state.algorithm = step, updates, collected.state, done.state
         for name, n in figures["tokens"].items():
             state.tokens[name] += n
         clock["step"] = time.perf_counter() - began
@@ -252,7 +254,7 @@ class Run:
     def _save(self) -> None:
         if not self.ranks.first or self.saved_at == self.state.step:
             return
-        self.state.seconds = self._seconds()
+        self.state.seconds, self.state.engine = self._seconds(), self.parts.engine.state()
         learner = self.parts.updater.learner
         path = self.folder.save(
             self.state, self.parts.model, self.parts.tokenizer, learner.state(), learner.scorer.heads,

@@ -25,6 +25,7 @@ from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import TrainConfig, to_dict
 from kenpo.trainer.mixing import MIXED, check_mixing
 from kenpo.trainer.pairing import keeps_reference, supplied_by
+from kenpo.trainer.sampling import check_sampling
 from kenpo.trainer.specs import listed
 from kenpo.trainer.teaching import TAUGHT, check_teacher
 from kenpo.types import Rollouts
@@ -74,6 +75,7 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
     """Decide the passes. InputError for a stage that needs a field this trainer does not supply."""
     needs = frozenset(algorithm.needs)
     check_teacher(algorithm, config)
+    check_sampling(config)
     critic.check(algorithm, config.critic, config.critic_lr, config.critic_warmup, config.steps)
     check_mixing(algorithm, config)
     check_corpus(algorithm, config.corpus, config.corpus_rows, config.source)

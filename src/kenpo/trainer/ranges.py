@@ -17,7 +17,7 @@ _AT_LEAST = {"steps": 1, "prompts": 1, "group_size": 1, "minibatches": 1, "epoch
              "sampling_tokens": 1, "max_tokens": 1, "top_k": 0, "lr": 0, "warmup": 0, "weight_decay": 0, "grad_clip": 0,
              "threads": 1, "eval_every": 0, "eval_problems": 0, "eval_batch": 1, "checkpoint_every": 0, "keep": 0,
              "log_samples": 0, "expert_rows": 1, "corpus_rows": 1, "critic_lr": 0, "critic_warmup": 0,
-             "rephrase_buffer": 0, "guided_rows": 0}  # fmt: skip
+             "rephrase_buffer": 0, "guided_rows": 0, "lag": 0, "max_staleness": 0}  # fmt: skip
 
 
 def check(config: TrainConfig) -> None:

@@ -30,8 +30,9 @@ from kenpo.runs.checkpoint import load_part, usable
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.feeding import GIVEN
 from kenpo.trainer.plan import ModelFacts, Passes, memory_estimate, plan_passes
+from kenpo.trainer.sampling import sampling_engine
 from kenpo.trainer.sources import Inputs, Making, make_source, teacher_evaluator
-from kenpo.trainer.teaching import add_teacher, sampling_engine, starts_as_it_began
+from kenpo.trainer.teaching import add_teacher, starts_as_it_began
 from kenpo.trainer.update import Updater
 
 
@@ -93,8 +94,8 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     if config.engine == "hf" and (config.source not in GIVEN or inputs.task is not None):
         config = config.but(sampling_tokens=config.sampling_tokens or room(config, model, passes, facts, ranks))
     engine = open_engine(factory, model, tokenizer, config.sampling_tokens)
-    engine = sampling_engine(engine, inputs.algorithm, scorer)
-    making = Making(config, inputs, model, tokenizer, engine, ranks)
+    sampler = sampling_engine(config, engine, inputs.algorithm, scorer)
+    making = Making(config, inputs, model, tokenizer, sampler, engine, ranks)
     source, teacher = make_source(making), teacher_evaluator(making, scorer.teacher)
     learner = Learner(scorer, learner_options(config, passes), ranks)
     learner.average = average
@@ -102,7 +103,7 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     if config.critic not in (None, TRUNK):
         critic = open_critic(config, learner, inputs.algorithm, tokenizer, device, checkpoint)
     updater = Updater(learner, inputs.algorithm, config, passes, scorer.reference, critic)
-    return Parts(config, inputs.algorithm, ranks, model, tokenizer, engine, source, updater, passes, facts, teacher)
+    return Parts(config, inputs.algorithm, ranks, model, tokenizer, sampler, source, updater, passes, facts, teacher)
 
 
 def open_model(config: TrainConfig, device: str, checkpoint: Path | None) -> tuple[Any, Any]:

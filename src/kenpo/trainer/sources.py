@@ -60,7 +60,8 @@ class Making:
     inputs: Inputs
     model: Any
     tokenizer: Any
-    engine: Engine
+    engine: Engine  # makes the training samples
+    present: Engine  # samples with the weights of the moment, for evaluation
     ranks: Ranks
 
 
@@ -228,7 +229,7 @@ def evaluator_of(m: Making) -> Evaluator | None:
     heldout, prompts = task.heldout(m.config.eval_problems), prompts_of(m, task)
     prompts.check(heldout)
     return Evaluator(
-        heldout, m.engine, prompts, verifier, m.ranks, sampling_options(m.config),
+        heldout, m.present, prompts, verifier, m.ranks, sampling_options(m.config),
         correct_at=m.config.correct_at, batch=m.config.eval_batch,
     )  # fmt: skip
 

@@ -1,12 +1,9 @@
-"""Who teaches in a run, what it is shown, and whether it takes part in sampling."""
+"""Who teaches in a run, and what it is shown."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kenpo.engines.base import Engine
-from kenpo.engines.hf import HFEngine
-from kenpo.engines.mixture import MixtureEngine
 from kenpo.errors import InputError
 from kenpo.experience.hints import HINT, TEMPLATE, HintOptions
 from kenpo.learner.average import Average
@@ -95,13 +92,3 @@ def add_teacher(
 def starts_as_it_began(config: TrainConfig, algorithm: Any) -> bool:
     """Whether the hinted teacher is the policy as the run began."""
     return config.teacher == "hint" and hinted_stage(algorithm).average == 0
-
-
-def sampling_engine(engine: Engine, algorithm: Any, scorer: Scorer) -> Engine:
-    """The engine that samples: with an algorithm that says so, a mixture of the policy and its teacher."""
-    share = algorithm.advantage.mixture
-    if not share:
-        return engine
-    if not isinstance(engine, HFEngine) or scorer.teacher is None:
-        raise InputError(f"{algorithm.name!r} samples from a mixture of two models, which only --engine hf does")
-    return MixtureEngine(engine, scorer.teacher, share)

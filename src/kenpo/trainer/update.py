@@ -17,6 +17,7 @@ from kenpo.learner.critic import Critic, Rates
 from kenpo.learner.figures import Figures, Sums
 from kenpo.learner.learner import Learner
 from kenpo.learner.optimizer import learning_rate
+from kenpo.learner.staleness import age_figures, all_fresh, fresh_enough, gap_of_the_fresh
 from kenpo.models.agreement import agreement, looked_at
 from kenpo.models.passes import prompt_keys
 from kenpo.models.scorer import Scorer
@@ -56,6 +57,7 @@ class Updater:
         critic: Critic | None = None,
     ) -> None:  # fmt: skip
         self.learner, self.algorithm, self.config = learner, algorithm, config
+        self.version = 0  # of the weights that the present batch meets
         self.passes, self.reference, self.critic = passes, reference, critic
 
     def critic_part(self) -> Part | None:
@@ -81,9 +83,16 @@ class Updater:
                 seconds[name.removeprefix("logp_")] = time.perf_counter() - began
         return rollouts
 
-    def update(self, rollouts: Rollouts, state: Any, step: int) -> Report:
-        """Prepare the batch, then take its optimizer steps: ``epochs`` times ``minibatches`` of them."""
+    def update(self, rollouts: Rollouts, state: Any, step: int, version: int = 0) -> Report:
+        """Prepare the batch, then take its optimizer steps: ``epochs`` times ``minibatches`` of them.
+
+        ``version`` counts the updates done before. Rows that are too old leave first; with none left nothing is done.
+        """
         seconds: dict[str, float] = {}
+        drawn = len(rollouts)
+        rollouts, dropped = fresh_enough(rollouts, version, self.config.max_staleness)
+        if not len(rollouts):
+            return Report(rollouts, state, {"dropped_stale": [dropped, drawn]})
         prompts = prompt_keys(rollouts)
         rollouts = self.score(rollouts, prompts, seconds)
         if self.critic is not None:
@@ -92,6 +101,11 @@ class Updater:
         rates = self.rates(step)
         report = Report(rollouts, prepared.state, lr=rates.policy or 0.0, seconds=seconds)
         trained = (rollouts.mask & prepared.selected.unsqueeze(1)).sum(1)
+        self.version = version
+        if self.config.max_staleness is not None:
+            report.add("dropped_stale", dropped, drawn)
+        if not all_fresh(rollouts, version) and (gap := gap_of_the_fresh(rollouts, version)) is not None:
+            report.extremes["sampler_gap"] = gap
         report.trained = int(trained.sum())
         given = rollouts.supervised if rollouts.origin is None else rollouts.supervised | (rollouts.origin == EXPERT)
         report.foreign = int(trained[given].sum())
@@ -147,6 +161,8 @@ class Updater:
             report.add("update_skipped", 1.0, 1.0)
             return
         report.add("update_skipped", 0.0, 1.0)
+        for name, (total, count) in age_figures(minibatch.rollouts, self.version + report.updates).items():
+            report.add(name, total, count)
         report.add("loss", 0.0, 1.0)
         weighed = None
         if self.critic is not None and self.critic.own is not None:
@@ -164,10 +180,11 @@ class Updater:
         """What a learner measured, into the report."""
         sums, extremes = figures.read(self.learner.ranks)
         moved = report.updates and minibatch.rollouts.logp_old is None
-        if (
-            moved or self.algorithm.advantage.mixture
-        ):  # another policy sampled, and is known to: no fault of the sampler
-            extremes.pop("sampler_gap", None)
+        stale = not all_fresh(minibatch.rollouts, self.version)
+        if moved or stale or self.algorithm.advantage.mixture:  # another policy sampled: no fault of the sampler
+            gap = extremes.pop("sampler_gap", None)
+            if stale and not moved and gap is not None:
+                extremes["sampler_drift"] = gap
         for name, (total, count) in sums.items():
             if name not in without:
                 report.add(name, total, count)
