@@ -1,4 +1,4 @@
-"""Preferences: what each pairwise loss makes of the same pairs, with a tenth of the labels flipped and with three tenths.
+"""Preferences: what each pairwise loss makes of the same pairs, with a tenth and with three tenths of them flipped.
 
     python benchmarks/effects/preferences.py         # five seeds; goes on with what its file lacks
     python benchmarks/effects/preferences.py --quick

@@ -25,6 +25,7 @@ from kenpo.experience.golds import check_golds
 from kenpo.experience.math_verifier import MathVerify
 from kenpo.experience.pool import MEMORY_BYTES, Workers
 from kenpo.experience.remote import Remote
+from kenpo.experience.reward_model import PREFIX, RewardModel
 from kenpo.experience.rows import MISSING_PACKAGE
 from kenpo.experience.sandbox import check as check_sandbox
 from kenpo.experience.tasks import Task
@@ -117,11 +118,13 @@ def _load(spec: str, task: Task | None, how: Workers, answer_column: str | None,
                 check_golds(verifier, task.problems)
                 refused.pop_all()
         return verifier
+    if spec.startswith(PREFIX):
+        return RewardModel(spec)
     file, colon, function = spec.rpartition(":")
     if spec.endswith(".py"):
         raise InputError(f"verifier {spec}: name the function too, as in {spec}:reward")
     if not colon or not file.endswith(".py") or not function:
-        raise unknown_name("verifier", spec, NAMES, "(or your own function as file.py:fn)")
+        raise unknown_name("verifier", spec, NAMES, "(or your own function as file.py:fn, or model:FOLDER)")
     if not Path(file).is_file():
         raise InputError(f"verifier {spec}: no such file {file}")
     return UserFunction(

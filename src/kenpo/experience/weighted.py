@@ -33,7 +33,7 @@ def part_names(specs: Sequence[str]) -> list[str]:
 
     InputError if two are still the same.
     """
-    short = [spec.rpartition(":")[2] for spec in specs]
+    short = ["model" if spec.startswith("model:") else spec.rpartition(":")[2] for spec in specs]
     long = [f"{_stem(spec)}.{name}" if ":" in spec else name for spec, name in zip(specs, short, strict=True)]
     names = [b if short.count(a) > 1 else a for a, b in zip(short, long, strict=True)]
     for name in names:
@@ -43,6 +43,8 @@ def part_names(specs: Sequence[str]) -> list[str]:
 
 
 def _stem(spec: str) -> str:
+    if spec.startswith("model:"):
+        return spec.rstrip("/").rpartition("/")[2]
     return spec.rpartition(":")[0].replace("\\", "/").rpartition("/")[2].removesuffix(".py")
 
 

@@ -71,8 +71,8 @@ class TrainConfig:
     long_prompts: Literal["refuse", "skip"] = "refuse"
     """Rows of a data file that leave no room in the model's context: refuse them, or leave them out and count them."""
     verifier: VerifierSpec = None
-    """exact, numeric, math_verify, gsm8k, reasoning_gym or file.py:function; default: the task's own. Several, with
-    weights (a.py:f=1 b.py:g=0.2), are parts of one reward, their weighted sum."""
+    """exact, numeric, math_verify, gsm8k, reasoning_gym, file.py:function, or model:FOLDER, a trained reward model;
+    default: the task's own. Several, with weights (a.py:f=1 b.py:g=0.2), are parts of one reward, their sum."""
     time_limit: float = 10.0
     """Seconds that a verifier may take for one call; after that its samples are dropped and counted."""
     verifier_workers: int = 2

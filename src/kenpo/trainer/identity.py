@@ -48,6 +48,9 @@ def identity(config: TrainConfig, inputs: Inputs) -> Identity:
     folder = _model_folder(config.model)
     if folder is not None:
         found["model"] = {"digest": folder_digest(folder), "of": config.model}
+    for spec in _verifiers(config):
+        if spec.startswith("model:") and (judge := Path(spec.removeprefix("model:"))).is_dir():
+            found[f"reward model {judge.name}"] = {"digest": folder_digest(judge), "of": str(judge)}
     if config.teacher not in (None, "base") and (taught := _model_folder(config.teacher or "")) is not None:
         found["teacher"] = {"digest": folder_digest(taught), "of": config.teacher}
     if config.critic not in (None, "trunk") and (critic := _model_folder(config.critic or "")) is not None:

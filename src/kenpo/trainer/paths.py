@@ -45,7 +45,9 @@ def _model(name: str) -> str:
 
 
 def _code(spec: str) -> str:
-    """FILE.py:NAME with the file's whole path, and what stands behind it (=WEIGHT)."""
+    """FILE.py:NAME with the file's whole path, and what stands behind it (=WEIGHT); model:FOLDER likewise."""
+    if spec.startswith("model:"):
+        return "model:" + _absolute(spec.removeprefix("model:"))
     file, colon, name = spec.partition(".py:")
     return _absolute(file + ".py") + ":" + name if colon else spec
 
