@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "preference": OBJECTIVE,
     "models": FOUNDATION | {"ops"},
     "engines": FOUNDATION | {"ops", "models"},
-    "experience": FOUNDATION | {"batches", "ranks", "models", "engines"},
+    "experience": FOUNDATION | {"batches", "ranks", "models", "engines", "ops"},
     "runs": FOUNDATION | {"batches", "models"},
     "learner": OBJECTIVE | {"models", "ranks"},
     "trainer": OBJECTIVE | MACHINERY | {"conditions"},
@@ -67,7 +67,7 @@ DOORS = {("trainer/setup.py", "loading"), ("trainer/sources.py", "loading")}
 NEVER = {"recipes", "tests", "benchmarks"}
 FRONT = {"cli", "commands", "__main__"}  # only these import one another
 
-# What engines and models may use of ops: reading log-probs off a model is theirs, losses are not.
+# What engines, models and experience may use of ops: reading log-probs off a model is theirs, losses are not.
 LOSS_OPS = {"ratios", "surrogates", "divergences", "trust", "returns", "groups"}
 
 # Optional dependencies -> what the one file that may import them at module level begins with (None: in functions only).
@@ -162,7 +162,7 @@ def layering_breaches(src: Path) -> list[str]:
                 breaches.append(f"{where} imports {target}: only the command line imports {other}")
             elif other not in allowed | {part} and allowed != EVERYTHING and (name, other) not in DOORS:
                 breaches.append(f"{where} imports {target}: {part} may import {sorted(allowed) or 'nothing'}")
-            elif part in {"models", "engines"} and other == "ops" and rest[1:2] and rest[1] in LOSS_OPS:
+            elif part in {"models", "engines", "experience"} and other == "ops" and rest[1:2] and rest[1] in LOSS_OPS:
                 breaches.append(f"{where} imports {target}: {part} knows no losses")
     return breaches
 

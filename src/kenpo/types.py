@@ -158,11 +158,13 @@ class Rollouts(Fields):
 
     @property
     def elsewhere(self) -> Tensor:
-        """[B] bool: rows whose response the policy did not sample after the row's own prompt (an expert's, a restated
-        one, one under the context ``guided``): their ``logp_sampler`` is no measure of the sampler."""
+        """[B] bool: rows whose response the policy did not sample after the row's own prompt (an expert's, a
+        partner's, a restated one, one under the context ``guided``): their ``logp_sampler`` is another sampler's."""
         foreign = torch.zeros_like(self.mask.any(-1))
         if self.origin is not None:
             foreign = (self.origin == EXPERT) | (self.origin == REPHRASED)
+        if self.logp_source is not None:
+            foreign = foreign | self.logp_source.isfinite()
         return foreign | (self.contexts["guided"] >= 0).any(-1) if "guided" in self.contexts else foreign
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:

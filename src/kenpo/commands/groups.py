@@ -15,7 +15,7 @@ TRAIN: Groups = {
     ),
     "experts, a corpus, privileged prompts": (
         "expert", "expert_rows", "rephrase", "rephrase_explain", "rephrase_answer", "rephrase_below", "rephrase_share",
-        "rephrase_buffer", "guided_rows", "guided_share", "corpus", "corpus_rows",
+        "rephrase_buffer", "guided_rows", "guided_share", "partner", "corpus", "corpus_rows",
     ),
     "batch and updates": (
         "steps", "prompts", "group_size", "minibatches", "epochs", "microbatch_tokens", "max_refills", "refill",

@@ -121,6 +121,8 @@ class TrainConfig:
     """Share of failures that makes a prompt hard."""
     rephrase_buffer: int = 0
     """Restated answers kept, one a prompt, for when a fresh one is refused; 0: none."""
+    partner: str | None = None
+    """Second policy, of the same vocabulary, that trains beside this one and exchanges groups with it (graft)."""
     guided_rows: int | None = None
     """Samples of a group drawn under the hint (--hint-column) by an algorithm that corrects for it; default: all."""
     guided_share: float = 1.0

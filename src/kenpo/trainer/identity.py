@@ -43,6 +43,8 @@ def identity(config: TrainConfig, inputs: Inputs) -> Identity:
             found[f"{name} {file.name}"] = {"digest": file_digest(file), "of": str(file)}
     if config.corpus is not None:
         found["corpus"] = {"digest": file_digest(Path(config.corpus)), "of": config.corpus}
+    if config.partner is not None and (second := _model_folder(config.partner)) is not None:
+        found["partner"] = {"digest": folder_digest(second), "of": config.partner}
     if config.expert is not None:
         found["expert traces"] = {"digest": file_digest(Path(config.expert)), "of": config.expert}
     folder = _model_folder(config.model)

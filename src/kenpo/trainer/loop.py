@@ -258,7 +258,7 @@ class Run:
         learner = self.parts.updater.learner
         path = self.folder.save(
             self.state, self.parts.model, self.parts.tokenizer, learner.state(), learner.scorer.heads,
-            self.parts.updater.critic_part(),
+            self.parts.updater.further_part(),
         )  # fmt: skip
         self.saved_at = self.state.step
         self._tell("on_checkpoint", self.state.step, path)

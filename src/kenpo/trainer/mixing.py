@@ -19,7 +19,7 @@ from kenpo.experience.tasks import Task
 from kenpo.experience.verdict import Verifier
 from kenpo.trainer.config import TrainConfig
 
-MIXED = frozenset({"origin", "logp_guided"})
+MIXED = frozenset({"origin", "logp_guided", "logp_source"})
 _REPHRASE = {"rephrase_explain": None, "rephrase_answer": None, "rephrase_below": 0.5, "rephrase_share": 0.75,
              "rephrase_buffer": 0}  # fmt: skip
 _GUIDED = {"guided_rows": None, "guided_share": 1.0}

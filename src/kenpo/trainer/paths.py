@@ -18,6 +18,7 @@ def whole_paths(config: TrainConfig) -> TrainConfig:
         "corpus": None if config.corpus is None else _absolute(config.corpus),
         "expert": None if config.expert is None else _absolute(config.expert),
         "model": _model(config.model),
+        "partner": None if config.partner is None else _model(config.partner),
         "teacher": config.teacher if config.teacher in (None, "base", "hint") else _model(config.teacher),
         "critic": config.critic if config.critic in (None, "trunk") else _model(config.critic),
         "template": config.template if config.template in ("auto", "none") else _absolute(config.template),

@@ -92,11 +92,13 @@ def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
         )
     wants_old = "logp_old" in needs
     early = "logp_old" in algorithm.prepare_needs
-    old = wants_old and (updates > 1 or early)
+    old = wants_old and (updates > 1 or early or config.partner is not None)
     if not wants_old:
         old_why = "no stage reads π_old"
     elif early:
         old_why = f"{_who(algorithm, 'logp_old')} reads π_old before the first update"
+    elif old and updates == 1:
+        old_why = "a partner's minibatches come after the policy's own"
     elif old:
         old_why = f"{updates} updates consume the batch and {_who(algorithm, 'logp_old')} reads π_old"
     else:

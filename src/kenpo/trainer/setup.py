@@ -27,6 +27,7 @@ from kenpo.models.templates import set_template
 from kenpo.models.value_head import load_heads, new_heads, score_head
 from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import load_part, usable
+from kenpo.trainer import partner
 from kenpo.trainer.config import TrainConfig
 from kenpo.trainer.feeding import GIVEN
 from kenpo.trainer.plan import ModelFacts, Passes, memory_estimate, plan_passes
@@ -76,6 +77,7 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
         heads=heads, scalars_only=scored and "logp" not in inputs.algorithm.needs,
     )  # fmt: skip
     facts = ModelFacts.of(scorer)
+    partner.check_partner(inputs.algorithm, config)
     passes = plan_passes(inputs.algorithm, config, facts.vocabulary)
     start = average = None
     if passes.reference or starts_as_it_began(config, inputs.algorithm):
@@ -103,6 +105,9 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     if config.critic not in (None, TRUNK):
         critic = open_critic(config, learner, inputs.algorithm, tokenizer, device, checkpoint)
     updater = Updater(learner, inputs.algorithm, config, passes, scorer.reference, critic)
+    if config.partner is not None:
+        theirs = open_model(config.but(model=config.partner), device, checkpoint and checkpoint / partner.FOLDER)
+        source = partner.join(making, theirs, source, updater, checkpoint)
     return Parts(config, inputs.algorithm, ranks, model, tokenizer, sampler, source, updater, passes, facts, teacher)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import kenpo
 from kenpo.learner import critic as critics
@@ -59,9 +60,12 @@ class Updater:
         self.learner, self.algorithm, self.config = learner, algorithm, config
         self.version = 0  # of the weights that the present batch meets
         self.passes, self.reference, self.critic = passes, reference, critic
+        self.further: Callable[[], Part] | None = None
 
-    def critic_part(self) -> Part | None:
-        """What a checkpoint holds of a critic with a model of its own."""
+    def further_part(self) -> Part | None:
+        """What a checkpoint holds of a further model: a critic with a model of its own, or a partner."""
+        if self.further is not None:
+            return self.further()
         own = self.critic and self.critic.own
         return Part(critics.FOLDER, own.scorer.model, own.scorer.heads, own.state()) if own else None
 
@@ -108,6 +112,7 @@ class Updater:
             report.extremes["sampler_gap"] = gap
         report.trained = int(trained.sum())
         given = rollouts.supervised if rollouts.origin is None else rollouts.supervised | (rollouts.origin == EXPERT)
+        given = given if rollouts.logp_source is None else given | rollouts.logp_source.isfinite()
         report.foreign = int(trained[given].sum())
         report.add("selected", float(prepared.selected.sum()), len(rollouts))
         for name, (total, count) in {**critics.figures(prepared), **self._agreement(rollouts)}.items():
@@ -142,17 +147,18 @@ class Updater:
         return Rates(policy, learning_rate(step, lr=lr, warmup=0, steps=config.steps, schedule=how))
 
     def minibatches(self, prepared: Prepared, step: int, epoch: int) -> list[list[int]]:
-        """Rows of each minibatch: whole groups, shuffled by a seed of their own where there is more than one."""
-        number = self.config.minibatches
-        if number == 1:
-            return [list(range(len(prepared)))]
-        group = prepared.rollouts.group
-        names = torch.unique(group)
-        generator = torch.Generator().manual_seed(stable_seed(self.config.seed, step, epoch, 0x6D62))
-        order = names[torch.randperm(len(names), generator=generator)]
-        number = min(number, len(names))
-        cuts = [len(names) * i // number for i in range(number + 1)]
-        return [torch.isin(group, order[a:b]).nonzero().squeeze(1).tolist() for a, b in itertools.pairwise(cuts)]
+        """Rows of each minibatch: whole groups, shuffled by a seed of their own where there is more than one.
+
+        A partner's groups stand in minibatches of their own, about as large, after all the policy's own.
+        """
+        group, source, number = prepared.rollouts.group, prepared.rollouts.logp_source, self.config.minibatches
+        theirs = torch.zeros_like(group, dtype=torch.bool) if source is None else source.isfinite()
+        own, peers = torch.unique(group[~theirs]), torch.unique(group[theirs])
+        made = _parts(group, own, number, stable_seed(self.config.seed, step, epoch, 0x6D62))
+        if len(peers):
+            number = math.ceil(len(peers) * number / max(1, len(own)))
+            made += _parts(group, peers, number, stable_seed(self.config.seed, step, epoch, 0x6D63))
+        return made
 
     def _one_update(self, minibatch: Prepared, prompts: Sequence[int], report: Report, rates: Rates) -> None:
         """One optimizer step of each learner; none for a minibatch without a trainable token, where AdamW would move by
@@ -190,3 +196,12 @@ class Updater:
                 report.add(name, total, count)
         for name, value in extremes.items():
             report.extremes[name] = max(report.extremes.get(name, -math.inf), value)
+
+
+def _parts(group: Tensor, names: Tensor, number: int, seed: int) -> list[list[int]]:
+    """The rows of the groups in `names`, cut into `number` parts of whole groups; one part keeps their order."""
+    if number > 1:
+        names = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
+    number = min(number, max(1, len(names)))
+    cuts = [len(names) * i // number for i in range(number + 1)]
+    return [torch.isin(group, names[a:b]).nonzero().squeeze(1).tolist() for a, b in itertools.pairwise(cuts)]
