@@ -41,6 +41,7 @@ def check_partner(algorithm: Any, config: TrainConfig) -> None:
         ("--lora-rank", config.lora_rank), ("--corpus", config.corpus), ("--rephrase", config.rephrase),
         ("--source", config.source not in (None, "on_policy")), ("--engine", config.engine != "hf"),
         ("--lag", config.lag), ("--max-staleness", config.max_staleness is not None),
+        ("--sampler-noise", config.sampler_noise),
     ):  # fmt: skip
         if given:
             raise InputError(f"{option}: not beside --partner, whose policies sample and train alike; leave it out")
@@ -66,7 +67,7 @@ def join(making: Making, loaded: tuple[Any, Any], own: Source, updater: Updater,
     twin = Updater(learner, updater.algorithm, config, updater.passes)
     updater.further = lambda: Part(FOLDER, model, scorer.heads, learner.state())
     differs = config.but(seed=stable_seed(config.seed, 0x706172))  # the same problems, other samples
-    peer = make_source(Making(differs, making.inputs, model, tokenizer, engine, making.ranks))
+    peer = make_source(Making(differs, making.inputs, model, tokenizer, engine, engine, making.ranks))
 
     def train(rollouts: Rollouts, step: int) -> Mapping[str, Any]:
         report = twin.update(rollouts, None, step)
