@@ -219,20 +219,8 @@ def test_global_generators_are_put_back_last(tmp_path):
 
 
 def test_a_changed_configuration_is_refused(options, reference):
-    with pytest.raises(
-        InputError, match=r"lr was 0.001, now 0.5; steps was 6, now 9|steps was 6, now 9; lr was 0.001, now 0.5"
-    ):
-        train(TrainConfig(out=str(reference), resume=True, **(options | {"steps": 9, "lr": 0.5})))
-
-
-def test_another_number_of_processes_is_refused(options, tmp_path, reference):
-    run = tmp_path / "run"
-    shutil.copytree(reference, run)
-    (run / "summary.json").unlink()
-    path = checkpoints.found(run / "checkpoints")[-1] / "trainer" / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"ranks": 2}))
-    with pytest.raises(InputError, match="the run used 2 process"):
-        train(TrainConfig(out=str(run), resume=True, **options))
+    with pytest.raises(InputError, match=r"lr was 0.001, now 0.5"):
+        train(TrainConfig(out=str(reference), resume=True, **(options | {"lr": 0.5})))
 
 
 def test_a_checkpoint_is_an_ordinary_model_folder(reference):

@@ -55,6 +55,7 @@ class TrainerState:
     versions: dict[str, str] = field(default_factory=dict)
     clock: float = 0.0  # the moment that chat templates read, in seconds since the epoch
     stands_on: dict[str, Any] = field(default_factory=dict)  # digests of data, files and models
+    best: dict[str, Any] = field(default_factory=dict)  # figure, value and step of the best checkpoint, if one is kept
 
 
 def versions() -> dict[str, str]:
@@ -251,10 +252,16 @@ def found(checkpoints: Path) -> list[Path]:
     return [p for _, p in sorted(named)]
 
 
-def prune(checkpoints: Path, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints (0: keep all)."""
+def step_of(checkpoint: Path | None) -> int:
+    """The step of a checkpoint by its name; 0 without one."""
+    return int(checkpoint.name.removeprefix("step_")) if checkpoint else 0
+
+
+def prune(checkpoints: Path, keep: int, spare: int | None = None) -> None:
+    """Remove all but the `keep` newest checkpoints (0: keep all) and the one of step `spare`."""
     for old in found(checkpoints)[:-keep] if keep else []:
-        remove_tree(old)
+        if step_of(old) != spare:
+            remove_tree(old)
 
 
 def sweep(checkpoints: Path) -> None:
@@ -284,7 +291,7 @@ def check_kinds(record: dict[str, Any], rng: Any) -> None:
     """TypeError for a value of another kind than a trainer writes."""
     kinds: dict[str, type | tuple[type, ...]] = {
         "step": int, "seconds": (int, float), "ranks": int, "threads": int, "tokens": dict, "evals": dict,
-        "files": dict, "versions": dict, "stands_on": dict,
+        "files": dict, "versions": dict, "stands_on": dict, "best": dict,
     }  # fmt: skip
     for name, kind in kinds.items():
         value = record.get(name)

@@ -11,8 +11,10 @@ from typing import Any
 
 from kenpo.batches import save_rollouts
 from kenpo.errors import InputError, RunError
+from kenpo.jsonfile import read_json
 from kenpo.runs import checkpoint as checkpoints
 from kenpo.runs import ownership
+from kenpo.runs.continuing import changed
 from kenpo.runs.disk import disk_errors, sync_folder, write_json
 from kenpo.types import Rollouts
 
@@ -154,8 +156,16 @@ class RunFolder:
         path = checkpoints.save_checkpoint(
             self.checkpoints, state, model, tokenizer, optimizer, self.adapter_only, heads, part
         )
-        checkpoints.prune(self.checkpoints, self.keep)
+        checkpoints.prune(self.checkpoints, self.keep, state.best.get("step"))
         return path
+
+    def record_anew(self, config: Mapping[str, Any], step: int) -> None:
+        """Write down the options that a resumed run changes: in ``config.json``, and in ``changes.jsonl`` from when."""
+        told = changed(read_json(self.path / "config.json"), config)
+        if told:
+            self.append("changes.jsonl", [{"step": step, "options": told}])
+            with disk_errors("config.json"):
+                write_json(self.path / "config.json", config)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """``summary.json``: its presence says that the run is finished."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from kenpo.errors import InputError, UnknownNameError, unknown_name
 from kenpo.jsonfile import read_json
 from kenpo.kinds import check_kinds
+from kenpo.runs.continuing import ANEW
 from kenpo.trainer.defaults import BUNDLED_MODEL, BUNDLED_TASK, PAIRED, RECIPE, RECIPE_SETTINGS, SUPERVISED, USUAL
 from kenpo.trainer.feeding import GIVEN, SOURCE_OF, check_source
 from kenpo.trainer.ranges import check, flag
@@ -24,7 +25,7 @@ from kenpo.trainer.specs import FilesSpec, Settings, Stages, TaskSpec, TemplateA
 PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})
 TAKEN_ON_RESUME = ("accept_changes", "dry_run", "quiet")  # from the command line that resumes
 # Recorded, yet free to differ when a run is resumed: they change no number (a sampling room at most last bits).
-FREE_ON_RESUME = frozenset({"loggers", "keep", "max_refills", "sampling_tokens", "verifier_workers", "verifier_memory"})
+FREE_ON_RESUME = ANEW | {"loggers", "keep", "max_refills", "sampling_tokens", "verifier_workers", "verifier_memory"}
 
 _SEVERAL = ("stages", "stop", "task", "eval_file", "verifier", "loggers", "betas", "lora_targets")
 
@@ -228,6 +229,8 @@ class TrainConfig:
     """Steps between two checkpoints (recipe 4, else 20); 0: only at the end."""
     keep: int = 2
     """Checkpoints kept; 0: all."""
+    keep_best: str | None = None
+    """Keep one more: the best by a held-out figure, such as eval/accuracy (highest; of a loss the lowest)."""
     record_batches: bool | None = None
     """Record each step's rollouts under batches/; default: yes up to 65,536 tokens per step."""
     log_samples: int = 256

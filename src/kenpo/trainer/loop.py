@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import kenpo
-from kenpo.errors import InputError, KenpoError, NonFiniteError, RefillExhaustedError, RunError
+from kenpo.errors import KenpoError, NonFiniteError, RefillExhaustedError, RunError
 from kenpo.experience.source import Priorities, Start, Usable
 from kenpo.models.clock import moment, set_clock
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
+from kenpo.runs.best import better, check_figure
 from kenpo.runs.callbacks import Callback, make_loggers
 from kenpo.runs.checkpoint import TrainerState, load_state, recorded_clock, restore_rng, seed_rng, versions
+from kenpo.runs.continuing import check_processes
 from kenpo.runs.figures import average, peak_memory, step_figures
 from kenpo.runs.folder import RunFolder
 from kenpo.runs.identity import Identity, recorded_identity, refuse_changes
@@ -28,7 +30,7 @@ from kenpo.trainer.acting import alike, notes
 from kenpo.trainer.config import TrainConfig, resolve, to_dict
 from kenpo.trainer.identity import identity, identity_of_tokenizer
 from kenpo.trainer.plan import report
-from kenpo.trainer.settle import settle
+from kenpo.trainer.settle import already_finished, is_over, settle
 from kenpo.trainer.setup import Parts, build, settle_torch
 from kenpo.trainer.sources import open_inputs
 from kenpo.types import Rollouts
@@ -58,7 +60,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
             if inputs.task is not None:
                 config = config.but(verifier=config.verifier or inputs.task.verifier)
             checkpoint = folder.last_checkpoint() if resumed else None
-            if resumed and folders.finished(folder.path):
+            if resumed and is_over(folder, checkpoint, config):
                 return already_finished(folder, config)
             stands_on = identity(config, inputs)
             if checkpoint:
@@ -75,19 +77,6 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
                 return Run(parts, folder, everyone, checkpoint, resumed, stands_on).go()
     finally:
         ranks.close()
-
-
-def already_finished(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
-    """The summary of a run that was resumed after its end."""
-    import json
-
-    try:
-        summary = json.loads((folder.path / "summary.json").read_text())
-    except ValueError:
-        raise RunError(f"{folder.path / 'summary.json'}: damaged, not JSON; remove it and resume once more") from None
-    if not config.quiet:
-        print(f"{folder.path}: already finished after {config.steps} steps; nothing to do", file=sys.stderr)
-    return {**summary, "run": str(folder.path)}
 
 
 class Run:
@@ -112,18 +101,15 @@ class Run:
 
     def _restore(self, checkpoint: Path) -> None:
         state, tensors, rng = load_state(checkpoint)
-        if state.ranks != self.ranks.size:
-            raise InputError(
-                f"{self.folder.path}: the run used {state.ranks} process(es), now there are {self.ranks.size}; "
-                "resume it with as many"
-            )
+        told = check_processes(self.folder.path, state.ranks, self.ranks.size, self.config)
+        self._say(filter(None, [told]))
         changed = [f"{n} {v} -> {versions().get(n)}" for n, v in state.versions.items() if versions().get(n) != v]
         if changed and self.ranks.first and not self.config.quiet:
             print(
                 f"note: versions differ from the checkpoint's ({', '.join(changed)}): not bit for bit", file=sys.stderr
             )
         self.accepted = refuse_changes(state.stands_on, self.state.stands_on, checkpoint, self.config.accept_changes)
-        state.versions, state.stands_on = versions(), self.state.stands_on
+        state.versions, state.stands_on, state.ranks = versions(), self.state.stands_on, self.ranks.size
         self.parts.updater.learner.load(tensors)
         self.parts.engine.update(self.parts.updater.learner.weights, state.updates)
         self.parts.engine.load(state.engine)
@@ -138,6 +124,7 @@ class Run:
         if self.ranks.first:
             if self.resumed:
                 self.folder.cut_back(self.state)
+                self.folder.record_anew(to_dict(self.config), self.state.step)
                 if self.accepted:
                     self.folder.append("changes.jsonl", [{"step": self.state.step, "accepted": self.accepted}])
             else:
@@ -168,6 +155,8 @@ class Run:
         if self.state.step == 0 and self.parts.source.heldout and self.state.evals["before"] is None:
             began = time.perf_counter()
             figures = self._evaluate("before")
+            if self.config.keep_best:
+                check_figure(self.config.keep_best, figures)
             if self.parts.teacher is not None:
                 outcome = self.parts.teacher.run()[0]
                 figures["teacher/accuracy"] = {"sum": outcome.correct, "count": outcome.judged}
@@ -178,7 +167,8 @@ class Run:
             self._step(self.state.step + 1)
             stop = max(self.ranks.gather(self.stop_signal))
             every = self.config.checkpoint_every
-            if stop or self.state.step == steps or (every and self.state.step % every == 0):
+            best = self.state.best.get("step") == self.state.step
+            if stop or best or self.state.step == steps or (every and self.state.step % every == 0):
                 self._save()
             if stop and self.state.step < steps:
                 raise Interrupted(stop, self.folder.path, self.state.step)
@@ -202,6 +192,8 @@ class Run:
             at = time.perf_counter()
             figures |= self._evaluate("after")
             clock["eval"] = time.perf_counter() - at
+            if self.config.keep_best:
+                state.best = better(state.best, self.config.keep_best, figures, step) or state.best
         state.step, state.updates, state.source, state.algorithm = step, updates, collected.state, done.state
         for name, n in figures["tokens"].items():
             state.tokens[name] += n
@@ -240,6 +232,7 @@ class Run:
             "peak_rss_bytes": peak_memory(),
             "tokens": self.state.tokens,
             "versions": versions(),
+            **({"best": self.state.best} if self.state.best else {}),
         }
         if self.ranks.first:
             from kenpo.runs.curve import draw_curve

@@ -57,6 +57,8 @@ def check(config: TrainConfig) -> None:
 
     if config.sampling_tokens is not None and config.engine != "hf":
         raise InputError(f"--sampling-tokens bounds the embedded engine, not {config.engine}; leave it out")
+    if config.keep_best is not None and not config.eval_problems:
+        raise InputError(f"--keep-best {config.keep_best}: nothing is measured with --eval-problems 0")
     if config.recipe is not None:
         raise InputError("recipe: an option of the command line; in Python: TrainConfig(**defaults.RECIPES[name])")
     if config.head_dtype == "float32" and config.dtype == "float64":

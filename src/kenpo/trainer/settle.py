@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
-from kenpo.errors import InputError, KenpoError
+from kenpo.errors import InputError, KenpoError, RunError
 from kenpo.experience.shards import name_of as task_name
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
 from kenpo.runs.callbacks import check_loggers
+from kenpo.runs.checkpoint import step_of
+from kenpo.runs.continuing import check_steps
 from kenpo.runs.folder import RunFolder
 from kenpo.runs.ownership import Claim, InUseError
 from kenpo.trainer.config import FREE_ON_RESUME, TAKEN_ON_RESUME, TrainConfig, differences, load, resolve
@@ -25,8 +30,8 @@ def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, RunFolder, b
     config = whole_paths(config)
     path, resumed = place(config, ranks)
     if resumed:
-        recorded_config(path)
-        claim = None if folders.finished(path) else take(path, config.dry_run, True, ranks)
+        more = (config.steps or 0) > (recorded_config(path).steps or 0)
+        claim = None if folders.finished(path) and not more else take(path, config.dry_run, True, ranks)
     else:
         config = resolve(config)
         folders.refuse_existing(path)
@@ -36,14 +41,35 @@ def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, RunFolder, b
         if resumed:
             recorded = whole_paths(recorded_config(path))
             check_same(recorded, config, path)
-            if config.sampling_tokens is None:
-                config = config.but(sampling_tokens=recorded.sampling_tokens)
-            config = recorded.but(**{n: getattr(config, n) for n in (*sorted(FREE_ON_RESUME), *TAKEN_ON_RESUME)})
+            free = {n: v for n in FREE_ON_RESUME if (v := getattr(config, n)) is not None}
+            last = RunFolder(path).last_checkpoint()
+            check_steps(path, last, recorded, int(free.get("steps") or 0))
+            config = recorded.but(**free, **{n: getattr(config, n) for n in TAKEN_ON_RESUME})
         return config, RunFolder(path, config.keep, config.save_adapter, claim), resumed
     except BaseException:
         if claim is not None:
             claim.release()
         raise
+
+
+def is_over(folder: RunFolder, checkpoint: Path | None, config: TrainConfig) -> bool:
+    """Whether the run has come to its end, and no further steps are asked for that its last checkpoint could take."""
+    return folders.finished(folder.path) and not (checkpoint and step_of(checkpoint) < (config.steps or 0))
+
+
+def already_finished(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
+    """The summary of a run that was resumed after its end."""
+    try:
+        summary = json.loads((folder.path / "summary.json").read_text())
+    except ValueError:
+        raise RunError(f"{folder.path / 'summary.json'}: damaged, not JSON; remove it and resume once more") from None
+    if not config.quiet:
+        print(
+            f"{folder.path}: already finished after {config.steps} steps; nothing to do "
+            f"(for more: --resume {folder.path} --steps N)",
+            file=sys.stderr,
+        )
+    return {**summary, "run": str(folder.path)}
 
 
 def place(config: TrainConfig, ranks: Ranks) -> tuple[Path, bool]:
