@@ -152,6 +152,30 @@ def test_a_critic_that_was_saved_begins_where_it_was(valued, models, tmp_path):
         assert all(torch.equal(t, head(tmp_path / "first")[n]) for n, t in saved.items())
 
 
+def test_a_copy_of_the_policy_begins_as_the_policy_and_stays_apart(valued, models, tmp_path):
+    train(TrainConfig(**(valued | {"critic": "copy", "critic_lr": 0.0, "steps": 2, "out": str(tmp_path / "run")})))
+    start = load_file(str(models / "qwen3/model.safetensors"))
+    held = weights(tmp_path / "run/checkpoints/step_000002")
+    assert all(torch.equal(held[f"critic/model.safetensors:{n}"], t) for n, t in start.items())
+    assert not all(torch.equal(held[f"model.safetensors:{n}"], t) for n, t in start.items())
+    before = weights(tmp_path / "run/checkpoints/step_000002")
+    (tmp_path / "run/summary.json").unlink()
+    train(recorded_config(tmp_path / "run").but(out=str(tmp_path / "run"), resume=True, quiet=True))
+    assert same(before, weights(tmp_path / "run/checkpoints/step_000002")) == []
+
+
+def test_the_plan_says_who_predicts_values_and_what_it_costs(valued, models, tmp_path):
+    options = valued | {"dry_run": True, "out": str(tmp_path / "x")}
+    trunk, own = (
+        train(TrainConfig(**(options | more)))["plan"] for more in ({}, {"critic": "copy", "critic_warmup": 2})
+    )
+    assert "yes  a head on the policy's trunk; asked" in trunk
+    assert "yes  a model of its own: copy, which learns alone in the first 2 step(s)" in own
+    assert "  critic\n" in own
+    assert "  critic\n" not in trunk
+    assert "no   no stage reads values" in train(TrainConfig(**(options | {"algorithm": "grpo"})))["plan"]
+
+
 def test_a_value_loss_sends_nothing_to_a_policy_with_a_critic_of_its_own(valued, models, tmp_path):
     """The policy after three steps is bit for bit that of a run whose value loss is a hundred times as large."""
     runs = []

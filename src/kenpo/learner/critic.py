@@ -18,7 +18,7 @@ from kenpo.models.value_head import ScalarHead, ScalarHeads
 from kenpo.ops import masked
 from kenpo.types import Prepared, Rollouts
 
-TRUNK = "trunk"
+TRUNK, COPY = "trunk", "copy"  # a head on the policy, a model of its own that begins as the policy does
 FOLDER = "critic"  # of a critic with a model of its own, inside a checkpoint
 #: The fields that a critic fills or learns.
 VALUED = frozenset({"values", "values_old", "score_old"})
@@ -50,6 +50,31 @@ def check(
         raise InputError(f"--critic {critic}: {crossing}; use --critic trunk")
     if steps is not None and warmup >= steps:
         raise InputError(f"--critic-warmup {warmup}: the run has {steps} step(s), so the policy would never learn")
+
+
+def named(critic: str | None) -> bool:
+    """Whether `critic` is the path or hub name of a model."""
+    return critic not in (None, TRUNK, COPY)
+
+
+def path(algorithm: Any, critic: str | None, warmup: int) -> str:
+    """Who predicts values in a run, for its plan."""
+    if not algorithm.needs & VALUED:
+        return "no   no stage reads values"
+    where = "a head on the policy's trunk" if critic in (None, TRUNK) else f"a model of its own: {critic}"
+    alone = f", which learns alone in the first {warmup} step(s)" if warmup else ""
+    return f"yes  {where}{alone}; asked before the update"
+
+
+def cost(critic: Critic | None) -> int:
+    """Bytes of a critic's own model: its weights, and while it learns their gradients and two moments; rough."""
+    if critic is None or critic.scorer is critic.policy.scorer:
+        return 0
+    parameters = list(critic.scorer.model.parameters())
+    held = sum(p.numel() * p.element_size() for p in parameters)
+    masters = sum(m.numel() * m.element_size() for m in critic.own.optimizer.masters.values()) if critic.own else 0
+    moved = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad) if critic.own else 0
+    return held + moved + (4 * masters if masters else 2 * moved)
 
 
 def only_values(heads: ScalarHeads | None) -> ScalarHeads | None:

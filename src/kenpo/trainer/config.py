@@ -88,7 +88,8 @@ class TrainConfig:
     algorithm: str = "grpo"
     """A catalogued name (`kenpo list`) or your own as file.py:NAME."""
     critic: str | None = None
-    """What predicts values: a scalar head on the policy's trunk (where they are read), or on this model, apart."""
+    """What predicts values: a scalar head on the policy's trunk (where they are read), on a copy of the policy as it
+    begins (copy), or on this model, apart."""
     critic_lr: float | None = None
     """Learning rate of the critic: of its head on the trunk, of its whole model otherwise (10 times --lr)."""
     critic_warmup: int = 0

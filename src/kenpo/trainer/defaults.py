@@ -33,4 +33,13 @@ PAIRED: dict[str, Any] = {
 RECIPES: dict[str, dict[str, Any]] = {
     "on-policy": {"minibatches": 1, "epochs": 1},  # every ratio is 1: what is left is the advantage and the average
     "several-updates": {"minibatches": 4, "epochs": 2, "lr": 2e-5},  # ratios move and bounds act
-}
+    # A critic that first learns alone, then every token is judged by what came of it; vapo: lambdas for long answers.
+    "ppo": {
+        "algorithm": "ppo", "critic": "copy", "critic_lr": 1e-3, "critic_warmup": 4, "steps": 16, "minibatches": 4,
+        "lr": 5e-5,
+    },
+    "vapo": {
+        "algorithm": "vapo", "critic": "copy", "critic_lr": 1e-3, "critic_warmup": 4, "steps": 16, "minibatches": 4,
+        "lr": 5e-5,
+    },
+}  # fmt: skip

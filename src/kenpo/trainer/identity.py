@@ -12,6 +12,7 @@ from typing import Any
 from kenpo.experience.pairs import Pair
 from kenpo.experience.problem import Problem
 from kenpo.experience.weighted import read_weight
+from kenpo.learner.critic import named
 from kenpo.models.loading import BUNDLED
 from kenpo.runs.identity import Identity, digest_of, file_digest, folder_digest, rows_digest
 from kenpo.trainer.config import TrainConfig
@@ -55,7 +56,7 @@ def identity(config: TrainConfig, inputs: Inputs) -> Identity:
             found[f"reward model {judge.name}"] = {"digest": folder_digest(judge), "of": str(judge)}
     if config.teacher not in (None, "base") and (taught := _model_folder(config.teacher or "")) is not None:
         found["teacher"] = {"digest": folder_digest(taught), "of": config.teacher}
-    if config.critic not in (None, "trunk") and (critic := _model_folder(config.critic or "")) is not None:
+    if named(config.critic) and (critic := _model_folder(config.critic or "")) is not None:
         found["critic"] = {"digest": folder_digest(critic), "of": config.critic}
     return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kenpo.experience.shards import is_path
 from kenpo.experience.tasks import BUILT_IN
+from kenpo.learner.critic import named
 from kenpo.trainer.config import TrainConfig
 
 
@@ -20,7 +21,7 @@ def whole_paths(config: TrainConfig) -> TrainConfig:
         "model": _model(config.model),
         "partner": None if config.partner is None else _model(config.partner),
         "teacher": config.teacher if config.teacher in (None, "base", "hint") else _model(config.teacher),
-        "critic": config.critic if config.critic in (None, "trunk") else _model(config.critic),
+        "critic": _model(config.critic) if config.critic and named(config.critic) else config.critic,
         "template": config.template if config.template in ("auto", "none") else _absolute(config.template),
         "algorithm": _code(config.algorithm),
         "engine": _code(config.engine),

@@ -273,9 +273,11 @@ def acting(algorithm: Any, config: TrainConfig) -> list[str]:
 
 
 def report(
-    config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1, heldout: int | None = None
-) -> str:
-    """The plan as text: resolved configuration, passes, arithmetic, memory. ``heldout``: problems that there are."""
+    config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1, heldout: int | None = None,
+    critic_bytes: int = 0,
+) -> str:  # fmt: skip
+    """The plan as text: resolved configuration, passes, arithmetic, memory. ``heldout``: problems that there are;
+    ``critic_bytes``: of a critic's own model."""
     assert config.prompts
     assert config.group_size
     assert config.steps
@@ -304,6 +306,7 @@ def report(
         ),
         f"  old log-probs    {yes[passes.old]:<4} {passes.old_why}",
         f"  reference        {yes[passes.reference]:<4} {passes.reference_why}",
+        f"  values           {critic.path(algorithm, config.critic, config.critic_warmup)}",
         f"  two phases       {yes[passes.two_phase is not None]:<4} {phases(config, passes)}",
         f"  exact entropy    {yes[passes.entropy]:<4} {passes.entropy_why}",
         f"  shared prompts   {prompt_path(config, facts)}",
@@ -323,7 +326,7 @@ def report(
         "",
         "memory of a process, an estimate (prompts of 32 tokens; a microbatch never holds more than the batch)",
     ]
-    sizes = memory_estimate(capped, passes, facts)
+    sizes = memory_estimate(capped, passes, facts) | {"critic": critic_bytes}
     lines += [f"  {_bytes(size):>10}  {what}" for what, size in sizes.items() if size]
     lines += [f"  {_bytes(sum(sizes.values())):>10}  together", "", "configuration"]
     lines += [f"  {key} = {value}" for key, value in to_dict(config).items()]

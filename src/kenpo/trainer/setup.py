@@ -15,7 +15,7 @@ from kenpo.engines.room import sampling_room
 from kenpo.errors import InputError
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.source import Source
-from kenpo.learner.critic import FOLDER, TRUNK, VALUED, Critic, only_values
+from kenpo.learner.critic import COPY, FOLDER, TRUNK, VALUED, Critic, only_values
 from kenpo.learner.learner import Learner, LearnerOptions
 from kenpo.learner.optimizer import OptimizerOptions
 from kenpo.loading import load_object
@@ -154,10 +154,11 @@ def open_critic(
     learns = "values" in algorithm.reaches
     part = checkpoint / FOLDER if checkpoint and learns else None
     with usable(checkpoint) if checkpoint else contextlib.nullcontext():
-        alike = config.but(model=config.critic, save_adapter=False, lora_rank=config.lora_rank if learns else 0)
+        start = config.model if config.critic == COPY else config.critic
+        alike = config.but(model=start, save_adapter=False, lora_rank=config.lora_rank if learns else 0)
         model, theirs = open_model(alike, device, part)
         check_vocabulary(tokenizer, theirs, f"--critic {config.critic}", "a critic")
-        heads = only_values(load_heads(model, part or Path(config.critic)))
+        heads = only_values(load_heads(model, part or Path(start)))
         if part and is_adapted(model):
             restore_adapter(model, part)
     how: dict[str, Any] = {"packing": config.packing, "scalars_only": True}
