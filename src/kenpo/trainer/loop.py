@@ -15,7 +15,6 @@ from typing import Any
 import kenpo
 from kenpo.errors import KenpoError, NonFiniteError, RefillExhaustedError, RunError
 from kenpo.experience.source import Priorities, Start, Usable
-from kenpo.learner import critic as critics
 from kenpo.models.clock import moment, set_clock
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
@@ -72,8 +71,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
             stands_on = identity(config, inputs) | stands_on | identity_of_tokenizer(parts.tokenizer)
             if config.dry_run:
                 held = parts.source.heldout
-                facts = (parts.passes, parts.facts, ranks.size, held, critics.cost(parts.updater.critic))
-                return {"plan": report(parts.config, parts.algorithm, *facts)}
+                return {"plan": report(parts.config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
             everyone = [*callbacks, *make_loggers(config.loggers, note)] if ranks.first else []
             with parts.engine:
                 return Run(parts, folder, everyone, checkpoint, resumed, stands_on).go()

@@ -164,6 +164,7 @@ class ModelFacts:
     unshared: str | None  # why prompts can't be shared in training; None: they can
     context: int | None  # tokens that the model takes, where it names a limit
     padded: str | None  # why rows are padded; None: they are packed
+    critic: int = 0  # bytes of a critic's own model
 
     @classmethod
     def of(cls, scorer: Scorer) -> ModelFacts:
@@ -255,6 +256,7 @@ def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> d
         "gradients": moved * each + master,
         "optimizer": round(MOMENT_BYTES.get(config.optimizer, full) * 2 * moved) + master,
         "reference": n * each if passes.reference and not adapted else 0,
+        "critic": facts.critic,
         "key-value cache while sampling": 2 * facts.layers * facts.kv_width * each * held,
         "activations of a microbatch": rows
         * facts.hidden
@@ -273,11 +275,9 @@ def acting(algorithm: Any, config: TrainConfig) -> list[str]:
 
 
 def report(
-    config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1, heldout: int | None = None,
-    critic_bytes: int = 0,
-) -> str:  # fmt: skip
-    """The plan as text: resolved configuration, passes, arithmetic, memory. ``heldout``: problems that there are;
-    ``critic_bytes``: of a critic's own model."""
+    config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1, heldout: int | None = None
+) -> str:
+    """The plan as text: resolved configuration, passes, arithmetic, memory. ``heldout``: problems that there are."""
     assert config.prompts
     assert config.group_size
     assert config.steps
@@ -326,7 +326,7 @@ def report(
         "",
         "memory of a process, an estimate (prompts of 32 tokens; a microbatch never holds more than the batch)",
     ]
-    sizes = memory_estimate(capped, passes, facts) | {"critic": critic_bytes}
+    sizes = memory_estimate(capped, passes, facts)
     lines += [f"  {_bytes(size):>10}  {what}" for what, size in sizes.items() if size]
     lines += [f"  {_bytes(sum(sizes.values())):>10}  together", "", "configuration"]
     lines += [f"  {key} = {value}" for key, value in to_dict(config).items()]

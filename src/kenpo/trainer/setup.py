@@ -15,7 +15,7 @@ from kenpo.engines.room import sampling_room
 from kenpo.errors import InputError
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.source import Source
-from kenpo.learner.critic import COPY, FOLDER, TRUNK, VALUED, Critic, only_values
+from kenpo.learner.critic import COPY, FOLDER, TRUNK, VALUED, Critic, cost, only_values
 from kenpo.learner.learner import Learner, LearnerOptions
 from kenpo.learner.optimizer import OptimizerOptions
 from kenpo.loading import load_object
@@ -104,6 +104,7 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     critic = Critic(learner, fresh=found is None) if on_trunk else None
     if config.critic not in (None, TRUNK):
         critic = open_critic(config, learner, inputs.algorithm, tokenizer, device, checkpoint)
+    facts = replace(facts, critic=cost(critic))
     updater = Updater(learner, inputs.algorithm, config, passes, scorer.reference, critic)
     if config.partner is not None:
         theirs = open_model(config.but(model=config.partner), device, checkpoint and checkpoint / partner.FOLDER)
