@@ -349,7 +349,8 @@ def main() -> None:
         a.only = "float32:ours,float32:teacher"
     wanted = [tuple(x.split(":", 1)) for x in a.only.split(",") if x] or everything
     if unknown := set(wanted) - set(everything):
-        p.error(f"--only: no {sorted(unknown)[0]}; write it as float32:ours")
+        listed = ", ".join(map(":".join, everything))
+        p.error(f"--only: there is no {':'.join(sorted(unknown)[0])}; there are {listed}")
     results: list[dict[str, Any]] = []
     if a.keep and a.keep.exists():
         sizes = [f"--{n}={getattr(a, n)}" for n in ("positions", "hidden", "vocabulary")]

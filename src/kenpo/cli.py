@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
+
+_FORMAT = warnings.formatwarning
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("kenpo.commands.training:train", "train a model with any algorithm on any task"),
@@ -40,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     from kenpo.errors import KenpoError
     from kenpo.terminal import one_line
 
+    warnings.formatwarning = _format_warning
     args = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):  # what the terminal's encoding lacks is written as an escape
         if hasattr(stream, "reconfigure"):
@@ -54,6 +58,14 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe went away; nothing was lost
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end
         return 0
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    from kenpo.terminal import warning_line
+
+    return warning_line(str(message), category, filename) or _FORMAT(message, category, filename, lineno, line)
 
 
 def _run(args: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
+from pathlib import Path
 
 #: Cc: controls such as ESC. Cf: marks that turn the direction of text or hide it. Cs: half a surrogate pair.
 #: Zl, Zp: line breaks that are no "\n".
@@ -40,6 +41,12 @@ def _escape(character: str) -> str:
 def to_stderr(line: str) -> None:
     """Show a line of foreign text to the one who reads along."""
     print(plain(line), file=sys.stderr, flush=True)
+
+
+def warning_line(text: str, category: type[Warning], file: str) -> str | None:
+    """A warning that Kenpo itself gives, as a note on one line without a place in its source; None for others'."""
+    own = Path(file).is_relative_to(Path(__file__).parent) or category.__module__.startswith("kenpo.")
+    return f"note: {one_line(text)}\n" if own else None
 
 
 def note(line: str) -> None:

@@ -2,10 +2,12 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from kenpo.cli import main
+from kenpo.trainer.defaults import ONLY_BUNDLED, RECIPES
 
 
 def command(options, *more):
@@ -18,6 +20,12 @@ def told(capsys, *args):
     capsys.readouterr()
     assert main([str(a) for a in args]) == 0
     return capsys.readouterr()
+
+
+def told_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    return capsys.readouterr().out
 
 
 def test_parts_that_can_not_act_are_named_in_plan_run_and_show(options, capsys, tmp_path):
@@ -94,8 +102,6 @@ def test_eval_takes_every_row_of_a_file(options, capsys, tmp_path):
 
 
 def test_no_advice_for_extras_pins_torch():
-    from pathlib import Path
-
     root = Path(__file__).parents[2]
     for path in [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("src/**/*.py")]:
         for line in path.read_text().splitlines():
@@ -109,6 +115,27 @@ def test_a_recipe_sets_options_and_those_beside_it_win(capsys):
     assert (config.minibatches, config.epochs, config.lr) == (4, 3, 2e-5)
     assert main(["train", "--recipe", "several-update", "--dry-run"]) == 2
     assert "did you mean several-updates?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_the_guide_says_of_a_recipe_is_what_it_sets(name, capsys):
+    guide = (Path(__file__).parents[2] / "docs/guides/recipes.md").read_text()
+    options = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in RECIPES[name].items())
+    assert f"`{name}`" in guide
+    if name not in ("ppo", "vapo"):  # which the guide to critics is about
+        assert f"`{options}`".replace("0.0001", "1e-4").replace("2e-05", "2e-5") in guide
+        assert f"recipe-{name}.png" in guide
+    assert name in told_help(capsys)
+
+
+@pytest.mark.parametrize("name", sorted(ONLY_BUNDLED))
+def test_a_recipe_made_for_the_bundled_model_is_for_no_other(name, options, capsys):
+    assert main(["train", "--recipe", name, "--model", options["model"], "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"--recipe {name}: its numbers were made for the bundled model" in error
+    assert "--temperature " in error
+    assert main(["train", "--recipe", name, "--task", "addition", "--dry-run", "--eval-problems", "0"]) == 0
 
 
 def test_precision_and_determinism_follow_the_device():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kenpo.cli import main
 from kenpo.commands.training import read_config
 from kenpo.errors import InputError, UnknownNameError
 from kenpo.trainer.config import (
@@ -145,6 +146,18 @@ def test_three_ways_to_say_resume(tmp_path, monkeypatch, argv):
     (tmp_path / "RUN" / "config.json").write_text(json.dumps(to_dict(TrainConfig(seed=9))))
     config = read_config(argv)
     assert (config.out, config.resume, config.seed) == ("RUN", True, 9)
+
+
+@pytest.mark.parametrize("more", [["--recipe", "several-updates"], ["--config", "other.json"]])
+@pytest.mark.parametrize("argv", [["--resume", "RUN"], ["--series", "RUN"]])
+def test_a_recipe_or_a_file_beside_a_run_that_goes_on_is_not_dropped(tmp_path, monkeypatch, capsys, argv, more):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "RUN" / "config.json").write_text(json.dumps(to_dict(resolve(TrainConfig(seed=9, threads=1)))))
+    (tmp_path / "other.json").write_text(json.dumps({"seed": 9, "minibatches": 4, "threads": 1}))
+    assert main(["train", *argv, *more]) == 2
+    assert "minibatches was 1, now 4" in capsys.readouterr().err
+    assert not list(tmp_path.glob("RUN-*"))
 
 
 def test_differences_name_what_was_given_and_changed():

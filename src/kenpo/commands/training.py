@@ -39,7 +39,9 @@ examples:
   kenpo train --model path/to/model --task data.jsonl --verifier my.py:reward
   kenpo train --algorithm my.py:MINE --with untruncated --set aggregate.over=kept
   kenpo train --algorithm gspo --recipe several-updates
-      eight updates a batch at their own learning rate: bounds act (recipes: on-policy, several-updates)
+      eight updates a batch at their own learning rate: bounds act
+  kenpo train --algorithm dapo --recipe sparse-reward
+      few samples earn anything (recipes: on-policy, several-updates, long-answers, sparse-reward)
   kenpo train --resume runs/grpo-addition-1
       go on from the last checkpoint, bit for bit
   kenpo train --config runs/grpo-addition-1/config.json --seed 1
@@ -80,7 +82,6 @@ def read_config(argv: list[str], prog: str = "kenpo train", description: str = _
     """A TrainConfig from the command line: a recorded one (``--config``, ``--resume``) under the further options."""
     from kenpo.runs.folder import next_in_series
     from kenpo.trainer.config import TrainConfig, load
-    from kenpo.trainer.defaults import RECIPES
     from kenpo.trainer.settle import recorded_config
 
     argv, resume = _resume(argv)
@@ -88,25 +89,43 @@ def read_config(argv: list[str], prog: str = "kenpo train", description: str = _
     base = TrainConfig(**defaults)
     if file:
         base = load(file)
-    recipe, argv = take(argv, "--recipe")
-    if recipe is not None:
-        if recipe not in RECIPES:
-            raise unknown_name("recipe", recipe, RECIPES)
-        base = base.but(**RECIPES[recipe])
     out, _ = take(argv, "--out")
     series, _ = take(argv, "--series")
-    if resume and out:
+    if resume and out and not file:  # with a file too, what differs from the recorded one is refused by name
         base = recorded_config(Path(out).expanduser())
-    elif series and not out:
+    elif series and not out and not file:
         path, unfinished = next_in_series(Path(series).expanduser())
         if unfinished:
             base = recorded_config(path)
-    base = base.but(resume=resume)
+    recipe, argv = take(argv, "--recipe")
+    base = base.but(**options_of(recipe), resume=resume)
     arguments = merge_repeats(argv, _LISTS)
     config = parse(TrainConfig, arguments, prog=prog, description=description, default=base, groups=TRAIN)
     if base.settings and config.settings is not base.settings:
         config = config.but(settings={**base.settings, **(config.settings or {})})
+    check_recipe(recipe, config)
     return config
+
+
+def options_of(recipe: str | None) -> dict[str, Any]:
+    """The options that a recipe names. UnknownNameError for one that there is not."""
+    from kenpo.trainer.defaults import RECIPES
+
+    if recipe is not None and recipe not in RECIPES:
+        raise unknown_name("recipe", recipe, RECIPES)
+    return RECIPES[recipe] if recipe is not None else {}
+
+
+def check_recipe(recipe: str | None, config: Any) -> None:
+    """InputError for a recipe made for the bundled model where another model or task is trained."""
+    from kenpo.trainer.defaults import BUNDLED_MODEL, BUNDLED_TASK, ONLY_BUNDLED, RECIPES
+
+    if recipe in ONLY_BUNDLED and (config.model, config.task) != (BUNDLED_MODEL, BUNDLED_TASK):
+        options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in RECIPES[recipe].items())
+        raise InputError(
+            f"--recipe {recipe}: its numbers were made for the bundled model on its task ({options}); "
+            "with a model or task of yours give options of yours"
+        )
 
 
 def _resume(argv: list[str]) -> tuple[list[str], bool]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kenpo.errors import NonFiniteError
 from kenpo.models.loading import context_length, vocabulary_size
 from kenpo.models.passes import accepted_arguments, module_inputs
 from kenpo.models.trial import relative_difference
@@ -238,7 +239,10 @@ def choose(model: Any) -> type[Decoder]:
 
 @torch.no_grad()
 def fault(model: Any, kind: type[Decoder]) -> str | None:
-    """Why a decoder is not right for the model, or None: two prompts, shared and dropped rows, two steps."""
+    """Why a decoder is not right for the model, or None: two prompts, shared and dropped rows, two steps.
+
+    NonFiniteError for a model whose plain forward pass gives NaN: no decoder is to blame.
+    """
     device = model.get_input_embeddings().weight.device
     size, room = vocabulary_size(model), context_length(model) or 16
     if room < 6:
@@ -257,6 +261,11 @@ def fault(model: Any, kind: type[Decoder]) -> str | None:
     except Exception as error:
         lines = str(error).strip().splitlines()
         return (lines[0] if lines else type(error).__name__)[:160]
+    if any(bool(plain_logits.isnan().any()) for _, plain_logits in pairs):
+        raise NonFiniteError(
+            "the model's logits are NaN on a plain forward pass; its weights are damaged, or training has diverged "
+            "(lower --lr)"
+        )
     tolerance = {torch.float64: 1e-6, torch.float32: 1e-4}.get(pairs[0][0].dtype, 5e-2)
     for a, b in pairs:
         worst = relative_difference(a, b, b)

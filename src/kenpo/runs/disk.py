@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kenpo.errors import RunError
+from kenpo.errors import InputError, RunError
 
 
 @contextlib.contextmanager
@@ -28,6 +28,18 @@ def disk_errors(what: str) -> Iterator[None]:
         text = " ".join(str(error).split())
         reason = "the disk is full" if "os error 28" in text or "No space left" in text else text
         raise RunError(f"{what} could not be written: {reason}; what was saved before is intact") from None
+
+
+def check_room(path: Path, number: int, each: int) -> None:
+    """InputError if the disk that will hold `path` has less free than `number` checkpoints of `each` bytes take."""
+    place = next((p for p in (path, *path.absolute().parents) if p.is_dir()), Path("/"))
+    free = shutil.disk_usage(place).free
+    if free < number * each:
+        raise InputError(
+            f"{path}: {number} checkpoint(s) of about {each / 2**20:,.1f} MiB need {number * each / 2**20:,.1f} MiB, "
+            f"but {free / 2**20:,.1f} MiB are free on that disk; free some, name another place with --out, or keep "
+            "fewer (--keep, --checkpoint-every)"
+        )
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from kenpo.jsonfile import read_json
 from kenpo.runs import checkpoint as checkpoints
 from kenpo.runs import ownership
 from kenpo.runs.continuing import changed
-from kenpo.runs.disk import disk_errors, sync_folder, write_json
+from kenpo.runs.disk import check_room, disk_errors, sync_folder, write_json
 from kenpo.types import Rollouts
 
 LOGS = ("metrics.jsonl", "samples.jsonl")
@@ -82,9 +82,11 @@ class RunFolder:
         if self.claim is not None:
             self.claim.release()
 
-    def create(self, config: Mapping[str, Any]) -> None:
-        """Make the folder with its ``config.json``, which makes it a run. InputError if one is there already."""
+    def create(self, config: Mapping[str, Any], number: int = 0, each: int = 0) -> None:
+        """Make the folder with its ``config.json``, which makes it a run. InputError if one is there already, or if
+        the disk has no room for `number` checkpoints of `each` bytes."""
         refuse_existing(self.path)
+        check_room(self.path, number, each)
         with disk_errors(f"run folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "config.json", config)

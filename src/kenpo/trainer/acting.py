@@ -33,6 +33,24 @@ def notes(algorithm: Any, config: TrainConfig) -> list[str]:
     ]
 
 
+class Watch:
+    """Says of batches whose rewards are all alike that nothing is learnt: of the first one at once, of later ones after
+    three in a row, each once in a process. ``algorithm``: one that judges by rewards, else nothing is said."""
+
+    def __init__(self, algorithm: Any) -> None:
+        self.judges = bool(algorithm.advantage.judges)
+        self.row, self.told = 0, False
+
+    def __call__(self, rollouts: Rollouts, step: int) -> list[str]:
+        """What to say after this batch."""
+        said = alike(rollouts) if self.judges else None
+        self.row = self.row + 1 if said else 0
+        if said is None or self.told or (step > 1 and self.row < 3):
+            return []
+        self.told = step > 1
+        return [said if step == 1 else f"in {self.row} batches in a row, {said}"]
+
+
 def alike(rollouts: Rollouts) -> str | None:
     """What to say of a batch whose rewards are all equal (rollouts without a verdict aside), or None."""
     rewards = rollouts.rewards[rollouts.rewards.isfinite()]

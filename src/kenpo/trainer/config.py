@@ -242,7 +242,7 @@ class TrainConfig:
     out: str | None = None
     """Run folder; it must not exist. Default: runs/ALGORITHM-TASK-N."""
     recipe: str | None = None
-    """A named set of options, on-policy or several-updates; options beside it win."""
+    """Named options: on-policy, several-updates, long-answers, sparse-reward, ppo, vapo; options beside it win."""
     series: str | None = None
     """Run folder of a series: RUN, RUN-2, RUN-3 ...; an unfinished last one is resumed. --out goes before it."""
     resume: bool = False

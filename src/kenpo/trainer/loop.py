@@ -26,10 +26,10 @@ from kenpo.runs.figures import average, peak_memory, step_figures
 from kenpo.runs.folder import RunFolder
 from kenpo.runs.identity import Identity, recorded_identity, refuse_changes
 from kenpo.terminal import note, to_stderr
-from kenpo.trainer.acting import alike, notes
+from kenpo.trainer.acting import Watch, notes
 from kenpo.trainer.config import TrainConfig, resolve, to_dict
 from kenpo.trainer.identity import identity, identity_of_tokenizer
-from kenpo.trainer.plan import report
+from kenpo.trainer.plan import checkpoint_room, report
 from kenpo.trainer.settle import already_finished, is_over, settle
 from kenpo.trainer.setup import Parts, build, settle_torch
 from kenpo.trainer.sources import open_inputs
@@ -91,6 +91,7 @@ class Run:
         self.state = TrainerState(ranks=parts.ranks.size, threads=parts.config.threads or 1, versions=versions())
         self.state.stands_on, self.state.clock = stands_on, moment()
         self.accepted: list[str] = []
+        self.watch = Watch(parts.algorithm)
         self.began, self.base_seconds = time.perf_counter(), 0.0
         self.saved_at: int | None = None
         self.stop_signal = 0
@@ -128,7 +129,9 @@ class Run:
                 if self.accepted:
                     self.folder.append("changes.jsonl", [{"step": self.state.step, "accepted": self.accepted}])
             else:
-                self.folder.create(to_dict(self.config))
+                self.folder.create(
+                    to_dict(self.config), *checkpoint_room(self.config, self.parts.passes, self.parts.facts)
+                )
         self._tell("on_start", self.config, self.folder.path, self.state.step)
         self._say([*self.parts.source.notes, *notes(self.parts.algorithm, self.config)])
         try:
@@ -199,8 +202,7 @@ class Run:
             state.tokens[name] += n
         clock["step"] = time.perf_counter() - began
         figures["time"] = clock
-        if step == 1 and parts.algorithm.advantage.judges:
-            self._say(filter(None, [alike(done.rollouts)]))
+        self._say(self.watch(done.rollouts, step))
         self._record(step, done.rollouts)
         self._write("samples.jsonl", collected.records[: self.config.log_samples])
         self._write("metrics.jsonl", [figures])

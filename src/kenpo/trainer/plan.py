@@ -266,6 +266,16 @@ def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> d
     }
 
 
+def checkpoint_room(config: TrainConfig, passes: Passes, facts: ModelFacts) -> tuple[int, int]:
+    """How many checkpoints lie on the disk at once at most, and the bytes of one: weights, moments, masters."""
+    assert config.steps
+    every = config.checkpoint_every or config.steps
+    number = -(-config.steps // every)
+    weights = (facts.trainable if config.save_adapter else facts.parameters) * facts.bytes_each
+    moments = memory_estimate(config, passes, facts)["optimizer"]
+    return min(number, config.keep + 1) if config.keep else number, weights + moments
+
+
 def acting(algorithm: Any, config: TrainConfig) -> list[str]:
     """The plan's lines on parts that can't act and on biased updates; none where all can act."""
     from kenpo.trainer.acting import notes
