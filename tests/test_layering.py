@@ -14,7 +14,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 
 FOUNDATION = {"types", "fields", "errors", "jsonfile", "kinds", "terminal", "seeds", "episode", "divergence", "nested",
-              "contexts"}  # fmt: skip
+              "contexts", "options"}  # fmt: skip
 OBJECTIVE = FOUNDATION | {"ops", "stages", "settings", "metrics", "checks", "order", "algorithm"}
 CATALOGUE = {"algorithms", "loading", "casefile"}
 MACHINERY = {"batches", "preference", "models", "engines", "experience", "ranks", "runs", "learner"}
@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "seeds": set(),
     "kinds": {"errors"},
     "nested": {"errors"},
+    "options": {"errors"},
     "contexts": {"errors", "fields", "types"},
     "episode": {"errors"},
     "ranks": FOUNDATION | {"batches"},

@@ -12,7 +12,6 @@ from kenpo.ranks import Ranks, among
 from kenpo.runs import callbacks
 from kenpo.runs.callbacks import Dispensable, Tracker
 from kenpo.trainer.config import TrainConfig
-from kenpo.trainer.paths import whole_paths
 
 FAILS = ["init", "log", "finish"]
 
@@ -98,7 +97,7 @@ def test_paths_are_whole_and_names_stay(tmp_path, monkeypatch):
         task="d/data.jsonl", eval_file="~/held.jsonl", model="m", algorithm="my.py:MINE", out="~/runs/x",
         verifier=("a.py:f=1", "numeric=0.2"),
     )  # fmt: skip
-    whole = whole_paths(config)
+    whole = config.whole()
     assert whole.task == str(tmp_path / "d/data.jsonl")
     assert whole.eval_file == str(tmp_path / "home/held.jsonl")
     assert whole.model == str(tmp_path / "m")
@@ -106,8 +105,8 @@ def test_paths_are_whole_and_names_stay(tmp_path, monkeypatch):
     assert whole.out == str(tmp_path / "home/runs/x")
     assert whole.verifier == (f"{tmp_path}/a.py:f=1", "numeric=0.2")
     named = TrainConfig(task="reasoning_gym:chain_sum", model="org/name", algorithm="grpo", verifier="numeric")
-    assert whole_paths(named) == named
-    assert whole_paths(whole) == whole
+    assert named.whole() == named
+    assert whole.whole() == whole
 
 
 def test_a_template_reads_one_moment(monkeypatch):

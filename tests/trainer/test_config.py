@@ -7,9 +7,9 @@ import pytest
 from kenpo.cli import main
 from kenpo.commands.training import read_config
 from kenpo.errors import InputError, UnknownNameError
+from kenpo.options import parse_settings
 from kenpo.trainer.config import (
     RECIPE,
-    USUAL,
     TrainConfig,
     differences,
     from_dict,
@@ -18,7 +18,7 @@ from kenpo.trainer.config import (
     resolve_settings,
     to_dict,
 )  # fmt: skip
-from kenpo.trainer.specs import parse_settings
+from kenpo.trainer.defaults import USUAL
 
 
 def test_recipe_holds_for_the_bundled_model_on_its_task_only():
@@ -47,7 +47,7 @@ def test_json_round_trip_and_unknown_keys(tmp_path):
     config = resolve(TrainConfig(settings={"surrogate.high": 0.3}, stop=("x",), threads=1))
     path = tmp_path / "config.json"
     path.write_text(json.dumps(to_dict(config)))
-    assert load(path) == config
+    assert resolve(load(path)) == config
     assert not {"out", "resume", "dry_run", "quiet", "series"} & to_dict(config).keys()
     with pytest.raises(UnknownNameError, match=r"temprature.*did you mean temperature"):
         from_dict({"temprature": 1.0})
@@ -62,7 +62,7 @@ def test_json_round_trip_and_unknown_keys(tmp_path):
         with pytest.raises(InputError, match=said):
             load(path)
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(to_dict(config)).encode())
-    assert load(path) == config
+    assert resolve(load(path)) == config
 
 
 @pytest.mark.parametrize(

@@ -38,15 +38,14 @@ def test_figures_of_two_sets_in_one_run_are_those_of_two_runs(options, tmp_path,
 
 def test_eval_files_and_data_files_are_words_of_the_command_line(tmp_path, monkeypatch):
     from kenpo.commands.training import read_config
-    from kenpo.trainer.paths import whole_paths
 
     monkeypatch.chdir(tmp_path)
     config = read_config(["--task", "a.jsonl", "b.csv.gz", "--eval-file", "c.jsonl", "--eval-file", "hub:x/y:test"])
     assert config.task == ("a.jsonl", "b.csv.gz")
     assert config.eval_file == ("c.jsonl", "hub:x/y:test")
-    whole = whole_paths(config)
+    whole = config.whole()
     assert whole.task == (str(tmp_path / "a.jsonl"), str(tmp_path / "b.csv.gz"))
     assert whole.eval_file == (str(tmp_path / "c.jsonl"), "hub:x/y:test")
-    assert whole_paths(read_config(["--task", "reasoning_gym:gcd"])).task == "reasoning_gym:gcd"
+    assert read_config(["--task", "reasoning_gym:gcd"]).whole().task == "reasoning_gym:gcd"
     (tmp_path / "addition").mkdir()
-    assert whole_paths(read_config([])).task == "addition"
+    assert read_config([]).whole().task == "addition"

@@ -50,7 +50,7 @@ def check(argv: list[str]) -> int:
 
 def inspect(device: str | None) -> dict[str, Any]:
     """What ``kenpo check --json`` prints. Packages that are not installed have no version."""
-    from kenpo.trainer.machine import best_device
+    from kenpo.models.machine import best_device
 
     versions = {}
     for name in PACKAGES:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from kenpo.commands.arguments import merge_repeats, parse, positional
 from kenpo.commands.groups import EVAL
 from kenpo.errors import InputError
-from kenpo.trainer.specs import TemplateArgs, VerifierSpec
+from kenpo.options import TemplateArgs, VerifierSpec
 
 _LISTS = ("--task", "--template-args", "--stop", "--k", "--verifier")
 
@@ -124,9 +124,9 @@ def run_eval(name: str, options: EvalOptions) -> dict[str, Any]:
     from kenpo.experience.files import set_names
     from kenpo.experience.verifiers import load_verifier
     from kenpo.models.loading import check_system, load_model
+    from kenpo.models.machine import best_device
     from kenpo.models.templates import set_template
     from kenpo.terminal import to_stderr
-    from kenpo.trainer.machine import best_device
 
     o = options
     if o.threads:

@@ -225,7 +225,7 @@ def show(argv: list[str]) -> int:
     """`kenpo show NAME`."""
     options = parse(ShowOptions, argv, prog="kenpo show", description=ShowOptions.__doc__ or "")
     from kenpo.loading import resolve
-    from kenpo.trainer.specs import parse_settings
+    from kenpo.options import parse_settings
 
     a = resolve(options.name, parse_settings(options.set), options.with_)
     known = ":" not in options.name

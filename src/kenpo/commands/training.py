@@ -13,8 +13,8 @@ from kenpo.commands.arguments import merge_repeats, parse, positional, take
 from kenpo.commands.groups import SAMPLE, TRAIN
 from kenpo.commands.prompts import prompts
 from kenpo.errors import InputError, KenpoError, unknown_name
+from kenpo.options import TemplateArgs
 from kenpo.terminal import plain
-from kenpo.trainer.specs import TemplateArgs
 
 _LISTS = (
     "--set",
@@ -118,7 +118,9 @@ def options_of(recipe: str | None) -> dict[str, Any]:
 
 def check_recipe(recipe: str | None, config: Any) -> None:
     """InputError for a recipe made for the bundled model where another model or task is trained."""
-    from kenpo.trainer.defaults import BUNDLED_MODEL, BUNDLED_TASK, ONLY_BUNDLED, RECIPES
+    from kenpo.experience.options import BUNDLED_TASK
+    from kenpo.models.options import BUNDLED_MODEL
+    from kenpo.trainer.defaults import ONLY_BUNDLED, RECIPES
 
     if recipe in ONLY_BUNDLED and (config.model, config.task) != (BUNDLED_MODEL, BUNDLED_TASK):
         options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in RECIPES[recipe].items())
@@ -207,9 +209,9 @@ def sample(argv: list[str]) -> int:
     from kenpo.engines.hf import HFEngine
     from kenpo.engines.room import sampling_room
     from kenpo.models.loading import check_ends, check_system, context_length, encode_prompt, load_model
+    from kenpo.models.machine import best_device
     from kenpo.models.templates import set_template
     from kenpo.seeds import stable_seed
-    from kenpo.trainer.machine import best_device
 
     o = options
     sampling = SamplingOptions(o.temperature, o.top_p, o.top_k, o.max_tokens, o.stop, o.keep_special_tokens)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import kenpo
-from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.config import RunConfig
 from kenpo.types import Rollouts
 
 
-def idle_parts(algorithm: Any, config: TrainConfig) -> list[str]:
+def idle_parts(algorithm: Any, config: RunConfig) -> list[str]:
     """One line for each part that can't act in this run: why, and what would make it act."""
     updates = config.minibatches * config.epochs
     found = kenpo.acts(
@@ -21,7 +21,7 @@ def idle_parts(algorithm: Any, config: TrainConfig) -> list[str]:
     return [f"{p.part} can't act: {p.why}; it would with {p.needed}" for p in found if not p.acts]
 
 
-def notes(algorithm: Any, config: TrainConfig) -> list[str]:
+def notes(algorithm: Any, config: RunConfig) -> list[str]:
     """What a run says before its first step: idle parts, and updates without an importance ratio."""
     bias = kenpo.biased(algorithm, config.minibatches * config.epochs)
     loose = ["kernels are not deterministic: resumed, this run does not repeat bit for bit (--deterministic on)"]

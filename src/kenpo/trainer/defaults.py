@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-BUNDLED_MODEL, BUNDLED_TASK = "bundled", "addition"
-
 # What is used for a field left at None.
 USUAL: dict[str, Any] = {
     "steps": 200, "prompts": 16, "group_size": 8, "lr": 1e-6, "warmup": 0, "betas": (0.9, 0.999), "max_tokens": 256,

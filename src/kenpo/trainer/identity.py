@@ -14,13 +14,13 @@ from kenpo.experience.problem import Problem
 from kenpo.experience.weighted import read_weight
 from kenpo.learner.critic import named
 from kenpo.models.loading import BUNDLED
+from kenpo.options import listed
 from kenpo.runs.identity import Identity, digest_of, file_digest, folder_digest, rows_digest
-from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.config import RunConfig
 from kenpo.trainer.sources import Inputs
-from kenpo.trainer.specs import listed
 
 
-def identity(config: TrainConfig, inputs: Inputs) -> Identity:
+def identity(config: RunConfig, inputs: Inputs) -> Identity:
     """Digests of what can be read without loading a model: rows, the user's own files, the model's folder."""
     found: Identity = {}
     task, texts = inputs.task, inputs.texts
@@ -69,19 +69,19 @@ def _pair(pair: Pair) -> list[Any]:
     return [pair.prompt, pair.chosen, pair.rejected, pair.margin]
 
 
-def _packages(config: TrainConfig) -> Iterable[str]:
+def _packages(config: RunConfig) -> Iterable[str]:
     if listed(config.task).startswith("reasoning_gym"):
         yield "reasoning-gym"
     if "math_verify" in _verifiers(config):
         yield "math-verify"
 
 
-def _verifiers(config: TrainConfig) -> list[str]:
+def _verifiers(config: RunConfig) -> list[str]:
     named = config.verifier or ()
     return [read_weight(item)[0] for item in ([named] if isinstance(named, str) else named)]
 
 
-def _own_files(config: TrainConfig) -> Iterable[tuple[str, Path]]:
+def _own_files(config: RunConfig) -> Iterable[tuple[str, Path]]:
     for spec in _verifiers(config):
         file = Path(spec.rpartition(":")[0])
         if file.suffix == ".py":

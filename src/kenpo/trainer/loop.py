@@ -46,14 +46,14 @@ class Interrupted(RunError):
         self.exit_status = 128 + number
 
 
-def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+def train(given: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Run, or go on with, one training run; returns its summary (a dry run: ``{"plan": text}``).
 
     Bad input raises `InputError` before the run folder exists; what stops a run later raises `RunError`.
     """
-    ranks = Ranks.start(config.device or resolve(config).device or "cpu")
+    ranks = Ranks.start(given.device or resolve(given).device)
     try:
-        config, folder, resumed = settle(config, ranks)
+        config, folder, resumed = settle(given, ranks)
         show = to_stderr if ranks.first and not config.quiet else None
         with folder, open_inputs(config, show) as inputs:
             settle_torch(config)
@@ -88,7 +88,7 @@ class Run:
     ) -> None:  # fmt: skip
         self.parts, self.folder, self.callbacks, self.resumed = parts, folder, callbacks, resumed
         self.config, self.ranks = parts.config, parts.ranks
-        self.state = TrainerState(ranks=parts.ranks.size, threads=parts.config.threads or 1, versions=versions())
+        self.state = TrainerState(ranks=parts.ranks.size, threads=parts.config.threads, versions=versions())
         self.state.stands_on, self.state.clock = stands_on, moment()
         self.accepted: list[str] = []
         self.watch = Watch(parts.algorithm)
@@ -154,7 +154,7 @@ class Run:
             self._tell("on_end", summary)
 
     def _steps(self) -> None:
-        steps = self.config.steps or 0
+        steps = self.config.steps
         if self.state.step == 0 and self.parts.source.heldout and self.state.evals["before"] is None:
             began = time.perf_counter()
             figures = self._evaluate("before")

@@ -17,7 +17,7 @@ from kenpo.experience.prompts import Prompts
 from kenpo.experience.rephrase import ANSWER, EXPLAIN, Rephrase, RephraseOptions
 from kenpo.experience.tasks import Task
 from kenpo.experience.verdict import Verifier
-from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.config import RunConfig
 
 MIXED = frozenset({"origin", "logp_guided", "logp_source"})
 _REPHRASE = {"rephrase_explain": None, "rephrase_answer": None, "rephrase_below": 0.5, "rephrase_share": 0.75,
@@ -25,7 +25,7 @@ _REPHRASE = {"rephrase_explain": None, "rephrase_answer": None, "rephrase_below"
 _GUIDED = {"guided_rows": None, "guided_share": 1.0}
 
 
-def check_mixing(algorithm: Any, config: TrainConfig) -> None:
+def check_mixing(algorithm: Any, config: RunConfig) -> None:
     """InputError for an option on experts, restatements or guides that would have no effect, or the wrong one."""
     name, own = algorithm.name, not reads_authors(algorithm)
     if config.rephrase and config.expert_rows > 1:
@@ -48,7 +48,7 @@ def check_mixing(algorithm: Any, config: TrainConfig) -> None:
 
 
 def mixture_of(
-    config: TrainConfig, algorithm: Any, prompts: Prompts, verifier: Verifier, ends: frozenset[int], task: Task,
+    config: RunConfig, algorithm: Any, prompts: Prompts, verifier: Verifier, ends: frozenset[int], task: Task,
     engine: Engine, sampling: SamplingOptions, problems: Sequence[Problem],
 ) -> Mixture | None:  # fmt: skip
     """What joins the groups, checked on the problems within reach; None: nothing. `ends`: ids that end a response."""
@@ -64,7 +64,7 @@ def mixture_of(
     return made
 
 
-def rephrase_options(config: TrainConfig, task: Task) -> RephraseOptions:
+def rephrase_options(config: RunConfig, task: Task) -> RephraseOptions:
     """How traces are restated: templates that are named, else the task's own, else English ones."""
     explain, answer = getattr(task, "rephrase_templates", (EXPLAIN, ANSWER))
     return RephraseOptions(
@@ -73,9 +73,7 @@ def rephrase_options(config: TrainConfig, task: Task) -> RephraseOptions:
     )  # fmt: skip
 
 
-def guide_of(
-    config: TrainConfig, algorithm: Any, prompts: Prompts, task: Task, problems: Sequence[Problem]
-) -> Guide | None:
+def guide_of(config: RunConfig, algorithm: Any, prompts: Prompts, task: Task, problems: Sequence[Problem]) -> Guide | None:
     """What the samples are shown beside the problem, checked on the problems within reach; None: nothing."""
     if "logp_guided" not in algorithm.needs:
         return None

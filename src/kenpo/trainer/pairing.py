@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from kenpo.errors import InputError
+from kenpo.experience.options import BUNDLED_TASK
 from kenpo.experience.pairs import FLIPPED, Columns, PairStream, bundled_pairs, file_pairs
 from kenpo.experience.preferences import PairOptions
 from kenpo.types import POLICY_FIELDS
 
-BUNDLED_TASK = "addition"
 #: Fields that only pairs bring: the responses' turns, by how much one is better, and the score of a head.
 FIELDS = frozenset({"turn", "margin", "score"})
 

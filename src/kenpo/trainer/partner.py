@@ -17,7 +17,7 @@ from kenpo.models.teaching import check_vocabulary
 from kenpo.runs.checkpoint import Part, load_part
 from kenpo.seeds import stable_seed
 from kenpo.stages.base import Scope
-from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.config import RunConfig
 from kenpo.trainer.sources import Making, make_source
 from kenpo.trainer.update import Updater
 from kenpo.types import Rollouts
@@ -26,7 +26,7 @@ FOLDER = "partner"  # inside a checkpoint
 EXCHANGED = frozenset({"logp_source"})
 
 
-def check_partner(algorithm: Any, config: TrainConfig) -> None:
+def check_partner(algorithm: Any, config: RunConfig) -> None:
     """InputError for a partner that nothing reads, for one that is missing, and for what can't be had beside one."""
     reads, name = bool(algorithm.needs & EXCHANGED), algorithm.name
     if config.partner is None:
@@ -74,7 +74,6 @@ def join(making: Making, loaded: tuple[Any, Any], own: Source, updater: Updater,
         sums = {name: {"sum": total, "count": count} for name, (total, count) in sorted(report.sums.items())}
         return {**sums, **report.extremes, "updates": report.updates}
 
-    assert config.group_size is not None
     return Exchange(
         own, peer, config.group_size, config.correct_at, train, lambda version: engine.update(learner.weights, version)
     )

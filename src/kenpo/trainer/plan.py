@@ -21,12 +21,12 @@ from kenpo.models.backward import head_chunk
 from kenpo.models.head import FEW_LOGITS
 from kenpo.models.scorer import Scorer
 from kenpo.models.shared_prompt import LEAST_SHARE
+from kenpo.options import listed
 from kenpo.stages.base import Scope, snake
-from kenpo.trainer.config import TrainConfig, to_dict
+from kenpo.trainer.config import RunConfig, to_dict
 from kenpo.trainer.mixing import MIXED, check_mixing
 from kenpo.trainer.pairing import keeps_reference, supplied_by
 from kenpo.trainer.sampling import check_sampling
-from kenpo.trainer.specs import listed
 from kenpo.trainer.teaching import TAUGHT, check_teacher
 from kenpo.types import Rollouts
 
@@ -71,7 +71,7 @@ class Passes:
     entropy_why: str
 
 
-def plan_passes(algorithm: Any, config: TrainConfig, vocabulary: int) -> Passes:
+def plan_passes(algorithm: Any, config: RunConfig, vocabulary: int) -> Passes:
     """Decide the passes. InputError for a stage that needs a field this trainer does not supply."""
     needs = frozenset(algorithm.needs)
     check_teacher(algorithm, config)
@@ -137,7 +137,7 @@ def _who(algorithm: Any, name: str) -> str:
     return " and ".join(snake(s) for s in algorithm.stages if name in s.needs)
 
 
-def check_group_size(algorithm: Any, config: TrainConfig) -> None:
+def check_group_size(algorithm: Any, config: RunConfig) -> None:
     """InputError for groups of one under an advantage, selection or shaping that compares the members of a group."""
     if config.group_size != 1:
         return
@@ -193,7 +193,7 @@ MOMENT_BYTES = {
 }
 
 
-def phases(config: TrainConfig, passes: Passes) -> str:
+def phases(config: RunConfig, passes: Passes) -> str:
     """Why a step takes one phase or two."""
     if passes.whole_groups:
         return (
@@ -203,7 +203,7 @@ def phases(config: TrainConfig, passes: Passes) -> str:
     return passes.two_phase or ONE_PHASE
 
 
-def head_path(config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts) -> str:
+def head_path(config: RunConfig, algorithm: Any, passes: Passes, facts: ModelFacts) -> str:
     """How log-probs and their gradients come about, and why."""
     if facts.chunk is None:
         return "whole logits: the head is not a bare Linear, or the model's own logits differ from it"
@@ -230,7 +230,7 @@ def backward_path(algorithm: Any, passes: Passes) -> str:
     return f"every rollout: {why}" if why else "groups with an advantage other than 0; the rest is only measured"
 
 
-def prompt_path(config: TrainConfig, facts: ModelFacts) -> str:
+def prompt_path(config: RunConfig, facts: ModelFacts) -> str:
     """Whether a group's prompt runs once in scoring and training, and why not."""
     if facts.unshared:
         return f"no   {facts.unshared}"
@@ -239,11 +239,8 @@ def prompt_path(config: TrainConfig, facts: ModelFacts) -> str:
     return f"yes  where that saves {LEAST_SHARE:.0%} of a group's tokens, in scoring and training"
 
 
-def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> dict[str, int]:
+def memory_estimate(config: RunConfig, passes: Passes, facts: ModelFacts) -> dict[str, int]:
     """Bytes by purpose; rough (activations at about 34 numbers per hidden unit and layer), on one process."""
-    assert config.prompts
-    assert config.group_size
-    assert config.max_tokens
     n, each, moved = facts.parameters, facts.bytes_each, facts.trainable
     adapted = moved < n
     full = max(each, 4)
@@ -266,9 +263,8 @@ def memory_estimate(config: TrainConfig, passes: Passes, facts: ModelFacts) -> d
     }
 
 
-def checkpoint_room(config: TrainConfig, passes: Passes, facts: ModelFacts) -> tuple[int, int]:
+def checkpoint_room(config: RunConfig, passes: Passes, facts: ModelFacts) -> tuple[int, int]:
     """How many checkpoints lie on the disk at once at most, and the bytes of one: weights, moments, masters."""
-    assert config.steps
     every = config.checkpoint_every or config.steps
     number = -(-config.steps // every)
     weights = (facts.trainable if config.save_adapter else facts.parameters) * facts.bytes_each
@@ -276,7 +272,7 @@ def checkpoint_room(config: TrainConfig, passes: Passes, facts: ModelFacts) -> t
     return min(number, config.keep + 1) if config.keep else number, weights + moments
 
 
-def acting(algorithm: Any, config: TrainConfig) -> list[str]:
+def acting(algorithm: Any, config: RunConfig) -> list[str]:
     """The plan's lines on parts that can't act and on biased updates; none where all can act."""
     from kenpo.trainer.acting import notes
 
@@ -285,13 +281,9 @@ def acting(algorithm: Any, config: TrainConfig) -> list[str]:
 
 
 def report(
-    config: TrainConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1, heldout: int | None = None
+    config: RunConfig, algorithm: Any, passes: Passes, facts: ModelFacts, ranks: int = 1, heldout: int | None = None
 ) -> str:
     """The plan as text: resolved configuration, passes, arithmetic, memory. ``heldout``: problems that there are."""
-    assert config.prompts
-    assert config.group_size
-    assert config.steps
-    assert config.max_tokens
     samples = config.prompts * config.group_size
     held = config.eval_problems if heldout is None else heldout
     capped = config.but(microbatch_tokens=min(config.microbatch_tokens, samples * (config.max_tokens + 32)))
@@ -343,7 +335,7 @@ def report(
     return "\n".join(lines)
 
 
-def source_path(config: TrainConfig, facts: ModelFacts) -> list[str]:
+def source_path(config: RunConfig, facts: ModelFacts) -> list[str]:
     """Where a batch comes from."""
     if config.source != "on_policy":
         return [f"  read             yes  {config.prompts} rows a step of {listed(config.task)}, as {config.source}"]
@@ -356,7 +348,7 @@ def source_path(config: TrainConfig, facts: ModelFacts) -> list[str]:
     ]
 
 
-def verifier_path(config: TrainConfig) -> str:
+def verifier_path(config: RunConfig) -> str:
     """The verifiers, and what those that run in processes of their own may take."""
     given = config.verifier
     items = [given] if isinstance(given, str) else given or ()

@@ -11,10 +11,10 @@ from kenpo.engines.mixture import MixtureEngine
 from kenpo.engines.noise import NoisyEngine, parse_noise
 from kenpo.errors import InputError
 from kenpo.models.scorer import Scorer
-from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.config import RunConfig
 
 
-def check_sampling(config: TrainConfig) -> None:
+def check_sampling(config: RunConfig) -> None:
     """InputError for options that would have no effect, or leave no row to train on."""
     if config.sampler_noise is not None:
         parse_noise(config.sampler_noise)
@@ -31,7 +31,7 @@ def check_sampling(config: TrainConfig) -> None:
         )
 
 
-def sampling_engine(config: TrainConfig, engine: Engine, algorithm: Any, scorer: Scorer) -> Engine:
+def sampling_engine(config: RunConfig, engine: Engine, algorithm: Any, scorer: Scorer) -> Engine:
     """What the training samples come from. Evaluation asks `engine` itself, with the weights of the moment."""
     sampler = engine
     share = algorithm.advantage.mixture

@@ -16,48 +16,51 @@ from kenpo.runs.checkpoint import step_of
 from kenpo.runs.continuing import check_steps
 from kenpo.runs.folder import RunFolder
 from kenpo.runs.ownership import Claim, InUseError
-from kenpo.trainer.config import FREE_ON_RESUME, TAKEN_ON_RESUME, TrainConfig, differences, load, resolve
-from kenpo.trainer.paths import whole_paths
+from kenpo.trainer.config import FREE_ON_RESUME, TAKEN_ON_RESUME, RunConfig, TrainConfig, differences, load, resolve
 
 
-def settle(config: TrainConfig, ranks: Ranks) -> tuple[TrainConfig, RunFolder, bool]:
+def settle(config: TrainConfig, ranks: Ranks) -> tuple[RunConfig, RunFolder, bool]:
     """The resolved configuration, the run's folder, and whether it is resumed. Rank 0 looks, the others follow.
 
     The folder is this process tree's alone from here on. A dry run and a finished run take nothing. InputError for a
     folder that can't be used, `InUseError` where another process is at work.
     """
     check_loggers(config.loggers)
-    config = whole_paths(config)
-    path, resumed = place(config, ranks)
+    given = config.whole()
+    path, resumed = place(given, ranks)
     if resumed:
-        more = (config.steps or 0) > (recorded_config(path).steps or 0)
-        claim = None if folders.finished(path) and not more else take(path, config.dry_run, True, ranks)
+        run = recorded_config(path)
+        more = (given.steps or 0) > run.steps
+        claim = None if folders.finished(path) and not more else take(path, given.dry_run, True, ranks)
     else:
-        config = resolve(config)
+        run = resolve(given)
         folders.refuse_existing(path)
         ranks.gather(0)  # nobody creates the folder before all have looked
-        claim = take(path, config.dry_run, False, ranks)
+        claim = take(path, given.dry_run, False, ranks)
     try:
         if resumed:
-            recorded = whole_paths(recorded_config(path))
-            check_same(recorded, config, path)
-            free = {n: v for n in FREE_ON_RESUME if (v := getattr(config, n)) is not None}
-            last = RunFolder(path).last_checkpoint()
-            check_steps(path, last, recorded, int(free.get("steps") or 0))
-            config = recorded.but(**free, **{n: getattr(config, n) for n in TAKEN_ON_RESUME})
-        return config, RunFolder(path, config.keep, config.save_adapter, claim), resumed
+            run = going_on(run.whole(), given, path)
+        return run, RunFolder(path, run.keep, run.save_adapter, claim), resumed
     except BaseException:
         if claim is not None:
             claim.release()
         raise
 
 
-def is_over(folder: RunFolder, checkpoint: Path | None, config: TrainConfig) -> bool:
+def going_on(recorded: RunConfig, given: TrainConfig, path: Path) -> RunConfig:
+    """The recorded run with what may differ now. InputError for what may not."""
+    check_same(recorded, given, path)
+    free = {n: v for n in FREE_ON_RESUME if (v := getattr(given, n)) is not None}
+    check_steps(path, RunFolder(path).last_checkpoint(), recorded, int(free.get("steps") or 0))
+    return recorded.but(**free, **{n: getattr(given, n) for n in TAKEN_ON_RESUME})
+
+
+def is_over(folder: RunFolder, checkpoint: Path | None, config: RunConfig) -> bool:
     """Whether the run has come to its end, and no further steps are asked for that its last checkpoint could take."""
-    return folders.finished(folder.path) and not (checkpoint and step_of(checkpoint) < (config.steps or 0))
+    return folders.finished(folder.path) and not (checkpoint and step_of(checkpoint) < config.steps)
 
 
-def already_finished(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
+def already_finished(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     """The summary of a run that was resumed after its end."""
     try:
         summary = json.loads((folder.path / "summary.json").read_text())
@@ -103,7 +106,7 @@ def take(path: Path, dry_run: bool, resumed: bool, ranks: Ranks) -> Claim | None
     return claim
 
 
-def recorded_config(path: Path) -> TrainConfig:
+def recorded_config(path: Path) -> RunConfig:
     """The configuration of the run at `path`. InputError if there is no run."""
     run = path.parent.parent
     if path.parent.name == "checkpoints" and (run / "config.json").is_file():
@@ -113,7 +116,7 @@ def recorded_config(path: Path) -> TrainConfig:
     return resolve(load(path / "config.json"))
 
 
-def check_same(recorded: TrainConfig, given: TrainConfig, path: Path) -> None:
+def check_same(recorded: RunConfig, given: TrainConfig, path: Path) -> None:
     """InputError naming the options in which a resumed run would differ from what it was started with."""
     different = differences(recorded, given)
     if different:

@@ -28,7 +28,7 @@ from kenpo.models.value_head import load_heads, new_heads, score_head
 from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import load_part, usable
 from kenpo.trainer import partner
-from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.config import RunConfig
 from kenpo.trainer.feeding import GIVEN
 from kenpo.trainer.plan import ModelFacts, Passes, memory_estimate, plan_passes
 from kenpo.trainer.sampling import sampling_engine
@@ -41,7 +41,7 @@ from kenpo.trainer.update import Updater
 class Parts:
     """The working parts of one run on one rank."""
 
-    config: TrainConfig
+    config: RunConfig
     algorithm: Any
     ranks: Ranks
     model: Any
@@ -54,12 +54,12 @@ class Parts:
     teacher: Evaluator | None  # measures the teacher once, before the first step
 
 
-def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | None = None) -> Parts:
+def build(config: RunConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | None = None) -> Parts:
     """Load the model (from `checkpoint`, if the run goes on from one) and put the parts together.
 
     What the source will read is checked against the model here.
     """
-    device = config.device or "cpu"
+    device = config.device
     if device == "cuda" and ranks.size > 1:
         device = f"cuda:{ranks.local}"
     model, tokenizer = open_model(config, device, checkpoint)
@@ -88,8 +88,6 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
         average = add_teacher(config, inputs.algorithm, scorer, tokenizer, start, how_loaded(config, device))
     if checkpoint and is_adapted(model):
         restore_adapter(model, checkpoint)
-    assert config.max_tokens is not None
-    assert config.prompts is not None
     check_system(tokenizer, config.system)
     check_ends(model, tokenizer, config.stop)
     factory = load_object(config.engine, "engine")[0] if ":" in config.engine else config.engine
@@ -112,7 +110,7 @@ def build(config: TrainConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | 
     return Parts(config, inputs.algorithm, ranks, model, tokenizer, sampler, source, updater, passes, facts, teacher)
 
 
-def open_model(config: TrainConfig, device: str, checkpoint: Path | None) -> tuple[Any, Any]:
+def open_model(config: RunConfig, device: str, checkpoint: Path | None) -> tuple[Any, Any]:
     """Model and tokenizer, from `checkpoint` if there is one. With an adapter always as the run began: what it was
     trained to is taken up after the reference has been made of it."""
     started = bool(config.lora_rank) or is_adapter(config.model)
@@ -132,7 +130,7 @@ def open_model(config: TrainConfig, device: str, checkpoint: Path | None) -> tup
     return model, tokenizer
 
 
-def open_reference(config: TrainConfig, scorer: Scorer, device: str, checkpoint: Path | None) -> Scorer:
+def open_reference(config: RunConfig, scorer: Scorer, device: str, checkpoint: Path | None) -> Scorer:
     """The policy that the run started from, frozen. With an adapter it is the trained model itself."""
     if is_adapted(scorer.model) or not checkpoint:
         return scorer.frozen()
@@ -140,15 +138,14 @@ def open_reference(config: TrainConfig, scorer: Scorer, device: str, checkpoint:
     return Scorer(model, temperature=config.temperature, packing=config.packing)
 
 
-def room(config: TrainConfig, model: Any, passes: Passes, facts: ModelFacts, ranks: Ranks) -> int:
+def room(config: RunConfig, model: Any, passes: Passes, facts: ModelFacts, ranks: Ranks) -> int:
     """Tokens that the embedded engine may hold at once: the least that any rank has room for."""
-    assert config.max_tokens is not None
     later = {n: v for n, v in memory_estimate(config, passes, facts).items() if n in ("gradients", "optimizer")}
     return min(ranks.gather(sampling_room(model, config.max_tokens, sum(later.values()))))
 
 
 def open_critic(
-    config: TrainConfig, policy: Learner, algorithm: Any, tokenizer: Any, device: str, checkpoint: Path | None
+    config: RunConfig, policy: Learner, algorithm: Any, tokenizer: Any, device: str, checkpoint: Path | None
 ) -> Critic:
     """The critic with a model of its own: with a learner beside the policy's, or frozen where no loss reads values."""
     assert config.critic is not None
@@ -179,25 +176,23 @@ def open_critic(
     return Critic(policy, own, fresh=heads is None)
 
 
-def learner_options(config: TrainConfig, passes: Passes) -> LearnerOptions:
+def learner_options(config: RunConfig, passes: Passes) -> LearnerOptions:
     """The numbers of a learner that the configuration settles."""
-    assert config.betas is not None
     how = OptimizerOptions(config.optimizer, config.betas, config.weight_decay, config.grad_clip)
     return LearnerOptions(config.microbatch_tokens, frozenset({"entropy"} if passes.entropy else ()), how)
 
 
-def how_loaded(config: TrainConfig, device: str) -> dict[str, Any]:
+def how_loaded(config: RunConfig, device: str) -> dict[str, Any]:
     """The arguments of `load_model` that the configuration settles."""
     return {
         "dtype": config.dtype, "device": device, "head_dtype": config.head_dtype, "attention": config.attention,
     }  # fmt: skip
 
 
-def settle_torch(config: TrainConfig) -> None:
+def settle_torch(config: RunConfig) -> None:
     """Fix the thread count, on a GPU ask for deterministic kernels."""
-    assert config.threads is not None
     torch.set_num_threads(config.threads)
-    if (config.device or "").startswith("cuda"):
+    if config.device.startswith("cuda"):
         import os
 
         if config.deterministic == "on":

@@ -19,6 +19,7 @@ from kenpo.experience.demonstrations import AdditionTexts, DemonstrationOptions,
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.files import FileTask
 from kenpo.experience.hints import HintedPrompts, Hints
+from kenpo.experience.options import BUNDLED_TASK
 from kenpo.experience.pairs import PairStream
 from kenpo.experience.preferences import Pairs
 from kenpo.experience.prompts import Prompts
@@ -32,7 +33,7 @@ from kenpo.loading import load_object, try_out
 from kenpo.models.loading import context_length, stop_ids
 from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
-from kenpo.trainer.config import BUNDLED_TASK, TrainConfig
+from kenpo.trainer.config import RunConfig
 from kenpo.trainer.feeding import GIVEN
 from kenpo.trainer.mixing import guide_of, mixture_of
 from kenpo.trainer.pairing import open_pairs, pair_options
@@ -56,7 +57,7 @@ class Inputs:
 class Making:
     """What a source may be made of, on one rank."""
 
-    config: TrainConfig
+    config: RunConfig
     inputs: Inputs
     model: Any
     tokenizer: Any
@@ -66,7 +67,7 @@ class Making:
 
 
 @contextlib.contextmanager
-def open_inputs(config: TrainConfig, show: Callable[[str], None] | None = None) -> Iterator[Inputs]:
+def open_inputs(config: RunConfig, show: Callable[[str], None] | None = None) -> Iterator[Inputs]:
     """Algorithm, data and verifier, whose processes end on the way out. InputError for what can't be used.
 
     `show` is handed what the verifier prints.
@@ -92,7 +93,7 @@ def open_inputs(config: TrainConfig, show: Callable[[str], None] | None = None) 
         yield inputs
 
 
-def open_task(config: TrainConfig, spec: Spec) -> Task:
+def open_task(config: RunConfig, spec: Spec) -> Task:
     """The task of an ordinary run, or the one on which a run on demonstrations measures accuracy."""
     if config.source in GIVEN:
         return load_task(spec, seed=config.seed, heldout=config.eval_problems, system=config.system)
@@ -104,7 +105,7 @@ def open_task(config: TrainConfig, spec: Spec) -> Task:
     return task
 
 
-def open_texts(config: TrainConfig) -> Texts:
+def open_texts(config: RunConfig) -> Texts:
     """The demonstrations of a run."""
     if config.task == BUNDLED_TASK:
         return AdditionTexts(config.seed, DROPPED_CARRY if config.dropped_carry is None else config.dropped_carry)
@@ -113,7 +114,7 @@ def open_texts(config: TrainConfig) -> Texts:
     )
 
 
-def resolve_algorithm(config: TrainConfig) -> Any:
+def resolve_algorithm(config: RunConfig) -> Any:
     """The algorithm of a resolved configuration: by name or file, whole slots emptied, stages added, numbers set.
 
     An aggregate over a fixed length takes the response limit where its length is open. Raises `InputError`.
@@ -126,7 +127,7 @@ def resolve_algorithm(config: TrainConfig) -> Any:
 
 def make_source(making: Making) -> Source:
     """The source that the configuration names, or the user's own: file.py:NAME, called with `Making`."""
-    name = making.config.source or "on_policy"
+    name = making.config.source
     if making.config.long_prompts == "skip" and name not in ("on_policy", "demonstrations"):
         raise InputError(f"--long-prompts skip: rows of the source {name} are not left out by it; leave it out")
     if ":" in name:
@@ -163,13 +164,12 @@ def on_policy(m: Making) -> Source:
 
 def with_corpus(m: Making, source: Source, corpus: str) -> Source:
     """`source` with rows of a corpus beside its batches."""
-    assert m.config.prompts is not None
     texts = FileTexts(corpus, m.config.prompt_column, m.config.response_column, m.config.seed)
     rows = m.config.corpus_rows or m.config.prompts
     return WithCorpus(source, texts, m.tokenizer, context_length(m.model), rows, m.config.system)
 
 
-def leave_out_long(config: TrainConfig, task: Task, prompts: Prompts) -> None:
+def leave_out_long(config: RunConfig, task: Task, prompts: Prompts) -> None:
     """Leave rows out that the model's context has no room for, if that is asked for. InputError for an endless task."""
     if config.long_prompts == "refuse":
         return
@@ -210,11 +210,9 @@ SOURCES: dict[str, Callable[[Making], Source]] = {
 }  # fmt: skip
 
 
-def reach(config: TrainConfig, algorithm: Any, task: Task) -> int:
+def reach(config: RunConfig, algorithm: Any, task: Task) -> int:
     """How many problems are looked at before anything is sampled: a file's rows as far as the run may get, else one
     batch of an endless task."""
-    assert config.prompts is not None
-    assert config.steps is not None
     if task.size is None:
         return config.prompts
     rounds = 1 + (config.max_refills if algorithm.selection else 0)
@@ -253,28 +251,24 @@ def teacher_evaluator(m: Making, teacher: Scorer | None) -> Evaluator | None:
 
 def prompts_of(m: Making, task: Task) -> Prompts:
     """The task's problems as this model's ids."""
-    assert m.config.max_tokens is not None
     return Prompts(m.model, m.tokenizer, m.config.system or task.system, m.config.max_tokens)
 
 
-def sampling_options(config: TrainConfig) -> SamplingOptions:
+def sampling_options(config: RunConfig) -> SamplingOptions:
     """How training samples are drawn."""
-    assert config.max_tokens is not None
     return SamplingOptions(
         config.temperature, config.top_p, config.top_k, config.max_tokens, config.stop, config.keep_special_tokens
     )
 
 
-def batch_options(config: TrainConfig, algorithm: Any) -> BatchOptions:
+def batch_options(config: RunConfig, algorithm: Any) -> BatchOptions:
     """How a batch is filled."""
-    assert config.prompts is not None
-    assert config.group_size is not None
     return BatchOptions(
         prompts=config.prompts, group_size=config.group_size, max_refills=config.max_refills, refill=config.refill,
         seed=config.seed, correct_at=config.correct_at, baseline="baseline" in algorithm.needs, dtype=dtype_of(config),
     )  # fmt: skip
 
 
-def dtype_of(config: TrainConfig) -> torch.dtype:
+def dtype_of(config: RunConfig) -> torch.dtype:
     """Of what is recorded about samples."""
     return torch.float64 if config.dtype == "float64" else torch.float32

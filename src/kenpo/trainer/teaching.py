@@ -12,12 +12,12 @@ from kenpo.models.lora import is_adapted
 from kenpo.models.scorer import Scorer
 from kenpo.models.teaching import check_vocabulary
 from kenpo.stages.teachers import Hinted
-from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.config import RunConfig
 
 TAUGHT = frozenset({"logp_teacher", "kl_teacher"})
 
 
-def check_teacher(algorithm: Any, config: TrainConfig) -> None:
+def check_teacher(algorithm: Any, config: RunConfig) -> None:
     """InputError for a teacher or a hint that nothing reads, and for a teacher that is read and missing."""
     reads, teacher = sorted(algorithm.needs & TAUGHT), config.teacher
     if teacher is not None and not reads:
@@ -46,7 +46,7 @@ def check_teacher(algorithm: Any, config: TrainConfig) -> None:
         raise InputError("--group-size 1: a hint is another sample of the group; use at least 2, or --hint-column NAME")
 
 
-def hinted_by(algorithm: Any, config: TrainConfig, template: str | None = None) -> HintOptions:
+def hinted_by(algorithm: Any, config: RunConfig, template: str | None = None) -> HintOptions:
     """Where hints come from: the column that is named, else as the algorithm says (without a word of it: column
     "hint"). ``template`` is the task's own."""
     stage = hinted_stage(algorithm)
@@ -60,7 +60,7 @@ def hinted_stage(algorithm: Any) -> Hinted:
 
 
 def add_teacher(
-    config: TrainConfig, algorithm: Any, scorer: Scorer, tokenizer: Any, start: Scorer | None, how: dict[str, Any]
+    config: RunConfig, algorithm: Any, scorer: Scorer, tokenizer: Any, start: Scorer | None, how: dict[str, Any]
 ) -> Average | None:
     """Give the policy's scorer its teacher. ``start`` is the policy as the run began, where one is held already.
 
@@ -89,6 +89,6 @@ def add_teacher(
     return None
 
 
-def starts_as_it_began(config: TrainConfig, algorithm: Any) -> bool:
+def starts_as_it_began(config: RunConfig, algorithm: Any) -> bool:
     """Whether the hinted teacher is the policy as the run began."""
     return config.teacher == "hint" and hinted_stage(algorithm).average == 0

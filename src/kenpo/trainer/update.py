@@ -24,7 +24,7 @@ from kenpo.models.passes import prompt_keys
 from kenpo.models.scorer import Scorer
 from kenpo.runs.checkpoint import Part
 from kenpo.seeds import stable_seed
-from kenpo.trainer.config import TrainConfig
+from kenpo.trainer.config import RunConfig
 from kenpo.trainer.plan import Passes
 from kenpo.types import EXPERT, Prepared, Rollouts
 
@@ -54,7 +54,7 @@ class Updater:
     """Trains a learner on rollout batches, with one algorithm and a plan of its passes."""
 
     def __init__(
-        self, learner: Learner, algorithm: Any, config: TrainConfig, passes: Passes, reference: Scorer | None = None,
+        self, learner: Learner, algorithm: Any, config: RunConfig, passes: Passes, reference: Scorer | None = None,
         critic: Critic | None = None,
     ) -> None:  # fmt: skip
         self.learner, self.algorithm, self.config = learner, algorithm, config
@@ -134,9 +134,6 @@ class Updater:
         """The learning rates of `step`. The policy's course begins after the steps in which the critic learns alone;
         the critic's has no warm-up, since its first task is to catch up."""
         config, alone, how = self.config, self.config.critic_warmup, self.config.schedule
-        assert config.lr is not None
-        assert config.warmup is not None
-        assert config.steps is not None
         policy = None
         if step > alone:
             left = config.steps - alone

@@ -1,0 +1,51 @@
+"""Options of what samples, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kenpo.errors import InputError
+from kenpo.options import Limits, Options, Paths, code_path
+
+
+@dataclass(frozen=True)
+class EngineOptions(Options):
+    """The engine, the distribution that it samples from, and by which weights."""
+
+    LIMITS: ClassVar[Limits] = {"sampling_tokens": 1, "max_tokens": 1, "top_k": 0, "lag": 0, "max_staleness": 0}
+    PATHS: ClassVar[Paths] = {"engine": code_path}
+
+    engine: str = "hf"
+    """What samples: hf (transformers, in this process), or your own as file.py:NAME, called with (model, tokenizer)."""
+    sampling_tokens: int | None = None
+    """Tokens that the embedded engine holds at once; default: what free memory allows, recorded and kept on resume."""
+    lag: int = 0
+    """Sample batch n with the weights after batch n-1-LAG (0: with those of the moment)."""
+    max_staleness: int | None = None
+    """Drop rows whose oldest token was sampled more than so many optimizer updates ago."""
+    sampler_noise: str | None = None
+    """A known mismatch of the sampler, to try corrections on: bf16, or temperature=X."""
+    temperature: float = 1.0
+    """Logits are divided by it, in sampling and in every log-prob."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens of this mass, over which log-probs are renormalised on both sides; 1: all."""
+    top_k: int = 0
+    """Sample from this many likeliest tokens; 0: all."""
+    max_tokens: int | None = None
+    """Longest response (recipe 40, else 256)."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, besides the model's end-of-sequence ids."""
+    keep_special_tokens: bool = False
+    """Let verifiers see all special tokens of a response; tags in pairs, as <answer> and </answer>, are always kept."""
+
+    def check(self) -> None:
+        """A distribution is sampled from, and only the embedded engine has a room."""
+        if not self.temperature > 0:
+            raise InputError(
+                f"--temperature: {self.temperature} is not above 0; greedy decoding is for evaluation only"
+            )
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"--top-p: {self.top_p} is not in (0, 1]")
+        if self.sampling_tokens is not None and self.engine != "hf":
+            raise InputError(f"--sampling-tokens bounds the embedded engine, not {self.engine}; leave it out")
