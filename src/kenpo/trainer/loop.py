@@ -46,33 +46,33 @@ class Interrupted(RunError):
         self.exit_status = 128 + number
 
 
-def train(given: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Run, or go on with, one training run; returns its summary (a dry run: ``{"plan": text}``).
 
     Bad input raises `InputError` before the run folder exists; what stops a run later raises `RunError`.
     """
-    ranks = Ranks.start(given.device or resolve(given).device)
+    ranks = Ranks.start(config.device or resolve(config).device)
     try:
-        config, folder, resumed = settle(given, ranks)
-        show = to_stderr if ranks.first and not config.quiet else None
-        with folder, open_inputs(config, show) as inputs:
-            settle_torch(config)
+        run, folder, resumed = settle(config, ranks)
+        show = to_stderr if ranks.first and not run.quiet else None
+        with folder, open_inputs(run, show) as inputs:
+            settle_torch(run)
             if inputs.task is not None:
-                config = config.but(verifier=config.verifier or inputs.task.verifier)
+                run = run.but(verifier=run.verifier or inputs.task.verifier)
             checkpoint = folder.last_checkpoint() if resumed else None
-            if resumed and is_over(folder, checkpoint, config):
-                return already_finished(folder, config)
-            stands_on = identity(config, inputs)
+            if resumed and is_over(folder, checkpoint, run):
+                return already_finished(folder, run)
+            stands_on = identity(run, inputs)
             if checkpoint:
-                refuse_changes(recorded_identity(checkpoint), stands_on, checkpoint, config.accept_changes)
+                refuse_changes(recorded_identity(checkpoint), stands_on, checkpoint, run.accept_changes)
             set_clock(ranks.from_first((checkpoint and recorded_clock(checkpoint)) or time.time()))
-            parts = build(config, inputs, ranks, checkpoint)
+            parts = build(run, inputs, ranks, checkpoint)
             # what was read before the model was there stands: rows may have been left out since
-            stands_on = identity(config, inputs) | stands_on | identity_of_tokenizer(parts.tokenizer)
-            if config.dry_run:
+            stands_on = identity(run, inputs) | stands_on | identity_of_tokenizer(parts.tokenizer)
+            if run.dry_run:
                 held = parts.source.heldout
                 return {"plan": report(parts.config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
-            everyone = [*callbacks, *make_loggers(config.loggers, note)] if ranks.first else []
+            everyone = [*callbacks, *make_loggers(run.loggers, note)] if ranks.first else []
             with parts.engine:
                 return Run(parts, folder, everyone, checkpoint, resumed, stands_on).go()
     finally:
