@@ -110,6 +110,11 @@ class Algorithm:
         """The Policy fields that get a gradient, at most."""
         return frozenset().union(*(s.reaches for s in self.stages))
 
+    @property
+    def uses_logp(self) -> bool:
+        """Whether log-probs of the policy are read or learnt."""
+        return "logp" in self.needs | self.reaches
+
     def crosses(self, *learners: Collection[str]) -> str | None:
         """Why the policy fields can't be learnt by separate models, each with the fields it makes, or None: they can.
 

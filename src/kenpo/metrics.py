@@ -88,7 +88,7 @@ def _anchored(ctx: Context, average: Callable[..., None], extremes: dict[str, Te
     if ctx.has("logp_sampler"):
         gap = (ctx.read("logp_old").detach() - ctx.read("logp_sampler")).abs()
         most = masked.select(gap, sampled).amax() if gap.numel() else gap.sum()
-        extremes["sampler_gap"] = most.where(sampled.any() | ~ctx.mask.any(), math.nan)  # NaN: nothing of the sampler's
+        extremes["sampler_gap"] = most.where(sampled.any() | ~ctx.mask.any(), -math.inf)  # nothing of the sampler's
 
 
 def distances(a: Algorithm, ctx: Context) -> dict[str, Tensor]:
@@ -134,10 +134,10 @@ def warn_if_blind(a: Algorithm, moved: Mapping[str, Tensor | bool]) -> None:
 
 
 def as_floats(sums: Mapping[str, tuple[Tensor, Tensor]], extremes: Mapping[str, Tensor]) -> dict[str, float]:
-    """Averages and maxima as plain numbers; an average over nothing is NaN. Adds the effective sample size of the
+    """Averages and maxima as plain numbers; over nothing they are NaN. Adds the effective sample size of the
     weights, ``(Σw)² / (n·Σw²)`` in (0, 1], and of the ratio likewise."""
     out = {name: float(s) / float(n) if float(n) else math.nan for name, (s, n) in sums.items()}
-    out.update({name: float(v) for name, v in extremes.items()})
+    out.update({name: float(v) if v > -math.inf else math.nan for name, v in extremes.items()})
     if out.get("weight_squared"):
         out["effective_sample_size"] = out["weight"] ** 2 / out["weight_squared"]
     if out.get("ratio_squared"):

@@ -362,7 +362,8 @@ class Loss:
 
     ``loss`` is a scalar with a graph to the policy's fields. ``weights`` [B,T] are the detached weights that were used.
     ``sums`` maps a metric's name to (sum, count), which add up over microbatches and ranks: add sums to sums and counts
-    to counts, divide at the end (`kenpo.metrics.as_floats`). ``extremes`` maps to a running maximum. ``moved`` says of
+    to counts, divide at the end (`kenpo.metrics.as_floats`). ``extremes`` maps to a running maximum,
+    -inf over nothing. ``moved`` says of
     each stage that acts on a distance whether there was any (0-d bool; join by "or", then ask `kenpo.metrics.blind`).
     All three are empty when the caller asked for no metrics.
     """

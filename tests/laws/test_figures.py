@@ -40,9 +40,12 @@ def test_divergences_are_token_means_of_k3_and_k1():
     for seed in range(5):
         rollouts, policy = tensors(make_case(seed))
         metrics = kenpo.evaluate(kenpo.get("tis"), rollouts, policy).metrics
-        for name, anchor in (("old", rollouts.logp_old), ("sampler", rollouts.logp_sampler)):
-            x = (policy.logp - anchor)[rollouts.mask].clamp(-20, 20)
+        own = rollouts.mask & ~rollouts.elsewhere.unsqueeze(-1)  # the sampler wrote these
+        for name, anchor, where in (
+            ("old", rollouts.logp_old, rollouts.mask), ("sampler", rollouts.logp_sampler, own),
+        ):  # fmt: skip
+            x = (policy.logp - anchor)[where].clamp(-20, 20)
             assert math.isclose(metrics[f"kl_{name}"], float((x.expm1() - x).mean()), rel_tol=1e-12)
             assert math.isclose(metrics[f"kl_{name}_k1"], float((-x).mean()), rel_tol=1e-12)
-        gap = (rollouts.logp_old - rollouts.logp_sampler)[rollouts.mask].abs().max()
+        gap = (rollouts.logp_old - rollouts.logp_sampler)[own].abs().max()
         assert math.isclose(metrics["sampler_gap"], float(gap), rel_tol=1e-12)

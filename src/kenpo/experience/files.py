@@ -13,7 +13,7 @@ from typing import Any
 
 from kenpo.errors import InputError
 from kenpo.experience.golds import default_verifier
-from kenpo.experience.layouts import LAST_TURN, Layout, find_layout
+from kenpo.experience.layouts import LAST_TURN, Layout, find_layout, keys_beside
 from kenpo.experience.problem import Problem, Prompt
 from kenpo.experience.rows import Row, is_missing
 from kenpo.experience.shards import Spec, name_of, read_rows
@@ -198,6 +198,8 @@ def _problem(row: Row, layout: Layout, number: int, name: str) -> Problem:
     prompt, answer = layout.read(row.values, row.place)
     check_prompt(prompt, row.place, layout.prompt)
     if is_missing(answer):
+        if (keys := keys_beside(row.values, layout.target)) is not None:
+            raise InputError(f"{row.place}: no column {layout.target!r}; its object has the keys {keys}")
         state = "no" if answer is None and layout.target not in row.values else "an empty"
         state = "NaN as" if isinstance(answer, float) else state
         raise InputError(f"{row.place}: {state} answer (column {layout.target!r}); give it one or remove the row")

@@ -132,6 +132,14 @@ def pick(values: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def keys_beside(values: Mapping[str, Any], name: str) -> str | None:
+    """The keys of the object that a path such as `reward_model.ground_truth` ends in, where its last key is not among
+    them; None where it is, or where there is no such object."""
+    where, dot, last = name.rpartition(".")
+    whole = pick(values, where) if dot and name not in values else None
+    return None if not isinstance(whole, Mapping) or last in whole else ", ".join(map(str, whole)) or "none"
+
+
 def as_messages(value: Any, where: str) -> Any:
     """ShareGPT's turns (from, value) as chat messages, anything else as it is. InputError for an unknown speaker."""
     if not isinstance(value, list) or not value or not all(isinstance(m, dict) and "from" in m for m in value):

@@ -60,7 +60,7 @@ class Figures:
 
 
 def merged(ranks: Sequence[Plain]) -> dict[str, float]:
-    """Averages and maxima over all ranks; an average over nothing is left out.
+    """Averages and maxima over all ranks; those over nothing are left out.
 
     >>> merged([({"kept": (3.0, 4.0)}, {"ratio_max": 2.0}), ({"kept": (0.0, 2.0)}, {"ratio_max": 1.0})])
     {'kept': 0.5, 'ratio_max': 2.0}
@@ -74,4 +74,5 @@ def merged(ranks: Sequence[Plain]) -> dict[str, float]:
             entry[1] += n
         for name, value in largest.items():
             extremes[name] = max(value, extremes.get(name, -math.inf))
-    return {name: s / n for name, (s, n) in sums.items() if n} | extremes
+    averages = {name: s / n for name, (s, n) in sums.items() if n}
+    return averages | {name: value for name, value in extremes.items() if value > -math.inf}

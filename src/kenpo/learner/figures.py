@@ -28,7 +28,7 @@ class Figures:
         for name, value in loss.extremes.items():
             old = self._extremes.get(name)
             value = value.double()
-            self._extremes[name] = value if old is None else torch.fmax(old, value)
+            self._extremes[name] = value if old is None else torch.maximum(old, value)
 
     def add(self, name: str, total: float, count: float) -> None:
         """Add to a figure that is known on the host."""
@@ -52,10 +52,8 @@ class Figures:
                 entry[0] += x
                 entry[1] += n
             for name, value in part["extremes"].items():
-                if math.isnan(value):  # no row that it speaks of
-                    continue
                 most[name] = max(most.get(name, -math.inf), value)
-        return total, most
+        return total, {name: value for name, value in most.items() if value > -math.inf}
 
 
 def _numbers(values: list[Tensor]) -> list[float]:

@@ -73,7 +73,9 @@ def rephrase_options(config: RunConfig, task: Task) -> RephraseOptions:
     )  # fmt: skip
 
 
-def guide_of(config: RunConfig, algorithm: Any, prompts: Prompts, task: Task, problems: Sequence[Problem]) -> Guide | None:
+def guide_of(
+    config: RunConfig, algorithm: Any, prompts: Prompts, task: Task, problems: Sequence[Problem]
+) -> Guide | None:
     """What the samples are shown beside the problem, checked on the problems within reach; None: nothing."""
     if "logp_guided" not in algorithm.needs:
         return None

@@ -30,7 +30,7 @@ def keeps_reference(config: Any, needs: Collection[str]) -> bool:
 
 def open_pairs(config: Any, algorithm: Any) -> PairStream:
     """The pairs of a run. InputError for data that can't be used and for an accuracy that a reward model has not."""
-    if "logp" not in algorithm.needs and config.eval_task is not None:
+    if not algorithm.uses_logp and config.eval_task is not None:
         raise InputError(f"--eval-task: {algorithm.name!r} learns a score, it answers nothing; leave it out")
     if config.task == BUNDLED_TASK:
         return bundled_pairs(
@@ -42,7 +42,7 @@ def open_pairs(config: Any, algorithm: Any) -> PairStream:
 
 def pair_options(config: Any, algorithm: Any, dtype: torch.dtype) -> PairOptions:
     """How a batch of pairs is made and measured."""
-    speaks = "logp" in algorithm.needs
+    speaks = algorithm.uses_logp
     kept = "logp_ref" in algorithm.needs
     return PairOptions(
         batch=config.prompts, reach=config.prompts * config.steps, measured=config.eval_batch, system=config.system,

@@ -110,10 +110,10 @@ def plan_passes(algorithm: Any, config: RunConfig, vocabulary: int) -> Passes:
     if keeps_reference(config, needs):
         reference, reference_why = False, f"{readers} reads it; scored once before step 1 and kept in the run's folder"
     needed = "entropy" in needs
-    entropy = needed or ("logp" in needs and vocabulary <= EXACT_ENTROPY_VOCABULARY)
+    entropy = needed or (algorithm.uses_logp and vocabulary <= EXACT_ENTROPY_VOCABULARY)
     if needed:
         entropy_why = f"{_who(algorithm, 'entropy')} reads it"
-    elif "logp" not in needs:
+    elif not algorithm.uses_logp:
         entropy_why = "no stage reads log-probs"
     elif entropy:
         entropy_why = f"for the metrics: cheap at a vocabulary of {vocabulary:,}"

@@ -74,7 +74,7 @@ def build(config: RunConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | No
     heads = score_head(model, checkpoint or Path(config.model)) if scored else heads
     scorer = Scorer(
         model, temperature=config.temperature, packing=config.packing, checkpointing=config.gradient_checkpointing,
-        heads=heads, scalars_only=scored and "logp" not in inputs.algorithm.needs,
+        heads=heads, scalars_only=scored and not inputs.algorithm.uses_logp,
     )  # fmt: skip
     facts = ModelFacts.of(scorer)
     partner.check_partner(inputs.algorithm, config)
