@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines": FOUNDATION | {"ops", "models"},
     "experience": FOUNDATION | {"batches", "ranks", "models", "engines", "ops"},
     "runs": FOUNDATION | {"batches", "models"},
-    "learner": OBJECTIVE | {"models", "ranks"},
+    "learner": OBJECTIVE | {"models", "ranks", "conditions"},
     "trainer": OBJECTIVE | MACHINERY | {"conditions"},
     "lab": OBJECTIVE | CATALOGUE | MACHINERY | {"trainer"},
     "integrations": OBJECTIVE | CATALOGUE | {"batches", "preference", "hosts"},

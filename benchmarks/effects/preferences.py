@@ -18,7 +18,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import measure
-
 import runs
 
 FIGURES = ("eval/pair_accuracy", "eval/pair_margin", "eval/accuracy", "eval/kl", "eval/length")

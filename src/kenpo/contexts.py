@@ -15,6 +15,8 @@ from kenpo.errors import MissingFieldError
 from kenpo.fields import ROLLOUT_FIELDS
 from kenpo.types import Rollouts
 
+HINT = "hint"  # what a teacher is shown beside the problem
+
 
 def has_context(rollouts: Rollouts, name: str) -> Tensor:
     """[B] bool: rows that have the context. `MissingFieldError` if the batch does not hold it."""

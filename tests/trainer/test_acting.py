@@ -140,8 +140,8 @@ def test_a_recipe_made_for_the_bundled_model_is_for_no_other(name, options, caps
 
 def test_precision_and_determinism_follow_the_device():
     from kenpo.errors import InputError
-    from kenpo.trainer.acting import notes
     from kenpo.trainer.config import TrainConfig, resolve
+    from kenpo.trainer.plan import notes
 
     assert resolve(TrainConfig(device="cpu")).dtype == "float32"
     assert resolve(TrainConfig(device="cuda")).dtype == "bfloat16"

@@ -5,12 +5,14 @@ import torch
 from scoring import policy_terms
 
 import kenpo
+from kenpo.learner.memory import ModelFacts
+from kenpo.learner.telling import head_path
 from kenpo.models import backward, head
 from kenpo.models.loading import load_model
 from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import TrainConfig, resolve
-from kenpo.trainer.plan import ModelFacts, head_path, plan_passes
+from kenpo.trainer.plan import plan_passes
 from kenpo.types import Rollouts
 from trainer.stubs import updater_of
 
@@ -72,7 +74,9 @@ def test_the_plan_names_the_path(models):
 
     def path(name, **changes):
         algorithm, changed = kenpo.get(name), config.but(**changes)
-        return head_path(changed, algorithm, plan_passes(algorithm, changed, 17), facts)
+        restricted = bool(changed.top_k) or changed.top_p < 1
+        passes = plan_passes(algorithm, changed, 17)
+        return head_path(changed.microbatch_tokens, restricted, algorithm, passes, facts)
 
     assert path("grpo").endswith("three matrix products")
     assert "sequence_ratio couples their tokens" in path("gspo")

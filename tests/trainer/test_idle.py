@@ -9,12 +9,13 @@ from scoring import policy_terms
 import kenpo
 from kenpo.learner import learner as learner_module
 from kenpo.learner.idle import idle_rows, why_none_is_idle
+from kenpo.learner.telling import backward_path
 from kenpo.models.loading import load_model
 from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.stages.base import Surrogate
 from kenpo.trainer.config import TrainConfig, resolve
-from kenpo.trainer.plan import backward_path, plan_passes
+from kenpo.trainer.plan import plan_passes
 from kenpo.types import Rollouts
 from trainer.stubs import updater_of
 

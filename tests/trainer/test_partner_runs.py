@@ -14,10 +14,10 @@ from kenpo.batches import load_rollouts
 from kenpo.errors import InputError, RunError
 from kenpo.experience.partner import Exchange, received
 from kenpo.experience.source import Collected
+from kenpo.learner.minibatches import minibatches
 from kenpo.trainer.config import TrainConfig, to_dict
 from kenpo.trainer.loop import train
 from kenpo.trainer.settle import recorded_config
-from kenpo.trainer.update import Updater
 from kenpo.types import Rollouts
 
 
@@ -162,8 +162,7 @@ def test_groups_go_both_ways_and_states_are_kept_apart():
 def test_a_partners_minibatches_come_last(number):
     own, other = rollouts([(1.0, 0.0)] * 6), rollouts([(1.0, 0.0)] * 3)
     prepared = kenpo.prepare(kenpo.get("graft"), received(own, other, [0, 2, 1]))
-    updater = Updater(None, kenpo.get("graft"), TrainConfig(minibatches=number), None)
-    parts = updater.minibatches(prepared, 1, 0)
+    parts = minibatches(prepared.rollouts, number, 0, 1, 0)
     assert sorted(r for rows in parts for r in rows) == list(range(18))
     kinds = [{math.isnan(prepared.rollouts.logp_source[r]) for r in rows} for rows in parts]
     assert kinds == [{True}] * number + [{False}] * math.ceil(number / 2)

@@ -14,13 +14,15 @@ import torch
 import kenpo
 from kenpo.cli import main
 from kenpo.errors import NoDivergenceWarning
+from kenpo.learner.memory import ModelFacts
+from kenpo.learner.planning import Passes
 from kenpo.runs import disk
 from kenpo.runs.folder import RunFolder
+from kenpo.runs.watching import Watch
 from kenpo.terminal import warning_line
-from kenpo.trainer.acting import Watch
 from kenpo.trainer.config import TrainConfig, resolve
 from kenpo.trainer.loop import train
-from kenpo.trainer.plan import ModelFacts, Passes, checkpoint_room
+from kenpo.trainer.plan import checkpoint_room
 from kenpo.types import Rollouts
 
 Usage = namedtuple("Usage", "total used free")

@@ -106,11 +106,11 @@ def entry(a: Any) -> dict[str, Any]:
 
 def not_supplied(a: Any) -> list[str]:
     """Fields that the algorithm reads and `kenpo train` does not supply: evaluate it in a loop of your own."""
-    from kenpo.trainer.feeding import SOURCE_OF
-    from kenpo.trainer.mixing import MIXED
-    from kenpo.trainer.pairing import FIELDS
+    from kenpo.experience.feeding import SOURCE_OF
+    from kenpo.experience.mixing import MIXED
+    from kenpo.experience.pairing import FIELDS
+    from kenpo.learner.teaching import TAUGHT
     from kenpo.trainer.plan import SUPPLIED, VALUED
-    from kenpo.trainer.teaching import TAUGHT
 
     pairs = FIELDS if SOURCE_OF.get(a.name) == "pairs" else frozenset()
     return sorted(a.needs - SUPPLIED - TAUGHT - VALUED - MIXED - pairs)

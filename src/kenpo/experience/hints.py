@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kenpo.contexts import HINT
 from kenpo.episode import Episode
 from kenpo.errors import InputError
 from kenpo.experience.problem import Problem, Prompt
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.verdict import Verdict
 
-HINT = "hint"
 TEMPLATE = "{prompt}\n\nA correct solution:\n\n{hint}\n\nNow solve the problem yourself."
 _THOUGHT = "</think>"
 

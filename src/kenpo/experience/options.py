@@ -163,3 +163,15 @@ class CollectOptions(Options):
     """Further rounds of generation that dynamic sampling may ask for in one step."""
     refill: Literal["next", "same"] = "next"
     """In place of a group that can't be trained on: the next problem, or the same one sampled again."""
+    seed: int = 0
+    """Of the order of problems, the samples and the minibatches; one seed gives one run."""
+
+    def check(self) -> None:
+        """A seed fits."""
+        if not -(2**63) <= self.seed < 2**63:
+            raise InputError(f"--seed: {self.seed} does not fit into 64 bits")
+
+
+@dataclass(frozen=True)
+class ExperienceOptions(CollectOptions, MixingOptions, JudgeOptions, DataOptions):
+    """All that says what a run learns from."""

@@ -10,10 +10,12 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from kenpo.errors import InputError
+from kenpo.models.loading import BUNDLED
 
 Identity = dict[str, dict[str, Any]]  # a name as messages use it -> {"digest", "of", perhaps "rows"}
 
@@ -58,6 +60,51 @@ def rows_digest(source: str, rows: Sequence[Any]) -> dict[str, Any]:
     """An entry for rows of a data file, each a JSON-able value."""
     lines = (json.dumps(row, sort_keys=True, default=str).encode() + b"\n" for row in rows)
     return {"digest": digest_of(lines), "of": str(source), "rows": len(rows)}
+
+
+def file_entry(path: str | Path) -> dict[str, Any]:
+    """An entry for a file by its content."""
+    return {"digest": file_digest(Path(path)), "of": str(path)}
+
+
+def model_entry(model: str) -> dict[str, Any] | None:
+    """An entry for a model's files; None while a hub's are not here yet."""
+    folder = _model_folder(model)
+    return None if folder is None else {"digest": folder_digest(folder), "of": model}
+
+
+def package_entry(package: str) -> dict[str, Any]:
+    """An entry for an installed package by its version."""
+    try:
+        return {"digest": version(package), "of": package}
+    except PackageNotFoundError:
+        return {"digest": "none", "of": package}
+
+
+def tokenizer_entries(tokenizer: Any) -> Identity:
+    """Digests of the vocabulary and of the chat template in use."""
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
+    template = getattr(tokenizer, "chat_template", None)
+    return {
+        "vocabulary": {"digest": digest_of([vocabulary.encode()]), "of": "the tokenizer"},
+        "chat template": {"digest": digest_of([json.dumps(template).encode()]), "of": "the tokenizer"},
+    }
+
+
+def _model_folder(model: str) -> Path | None:
+    """The folder of a model: its own, or where the hub's files were put; None where there is none yet."""
+    if model == "bundled":
+        return BUNDLED
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        cached = try_to_load_from_cache(model, "config.json")
+    except ValueError:
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def folder_digest(folder: Path) -> str:

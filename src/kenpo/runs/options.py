@@ -17,13 +17,11 @@ def home(path: str) -> str:
 
 @dataclass(frozen=True)
 class RunOptions(Options):
-    """The run's folder, its records, its seed."""
+    """The run's folder and its records."""
 
     LIMITS: ClassVar[Limits] = {"eval_every": 0, "checkpoint_every": 0, "keep": 0, "log_samples": 0}
     PATHS: ClassVar[Paths] = {"out": home, "series": home}
 
-    seed: int = 0
-    """Of the order of problems, the samples and the minibatches; one seed gives one run."""
     eval_every: int | None = None
     """Steps between two measurements of held-out accuracy (recipe 4, else 20); 0: only before and after."""
     checkpoint_every: int | None = None
@@ -54,8 +52,6 @@ class RunOptions(Options):
     """No progress, errors only."""
 
     def check(self) -> None:
-        """A seed fits, and a recipe has been taken apart."""
-        if not -(2**63) <= self.seed < 2**63:
-            raise InputError(f"--seed: {self.seed} does not fit into 64 bits")
+        """A recipe has been taken apart."""
         if self.recipe is not None:
             raise InputError("recipe: an option of the command line; in Python: TrainConfig(**defaults.RECIPES[name])")

@@ -15,7 +15,8 @@ from typing import Any, Literal, Self
 
 from kenpo.engines.options import EngineOptions
 from kenpo.errors import InputError, UnknownNameError, unknown_name
-from kenpo.experience.options import BUNDLED_TASK, CollectOptions, DataOptions, JudgeOptions, MixingOptions
+from kenpo.experience.feeding import GIVEN, SOURCE_OF, check_source
+from kenpo.experience.options import BUNDLED_TASK, ExperienceOptions
 from kenpo.jsonfile import read_json
 from kenpo.kinds import check_kinds
 from kenpo.learner.options import AlgorithmOptions, CompanyOptions, UpdateOptions
@@ -25,7 +26,6 @@ from kenpo.options import check_groups, flag, whole_paths
 from kenpo.runs.continuing import ANEW
 from kenpo.runs.options import RunOptions
 from kenpo.trainer.defaults import PAIRED, RECIPE, RECIPE_SETTINGS, SUPERVISED, USUAL
-from kenpo.trainer.feeding import GIVEN, SOURCE_OF, check_source
 
 # Fields that say how this process behaves, not what the run is: they are neither recorded nor compared on resume.
 PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})
@@ -38,8 +38,7 @@ _SEVERAL = ("stages", "stop", "task", "eval_file", "verifier", "loggers", "betas
 
 @dataclass(frozen=True)
 class TrainConfig(
-    RunOptions, UpdateOptions, EngineOptions, CollectOptions, MixingOptions, CompanyOptions, AlgorithmOptions,
-    JudgeOptions, DataOptions, ModelOptions,
+    RunOptions, UpdateOptions, EngineOptions, ExperienceOptions, CompanyOptions, AlgorithmOptions, ModelOptions,
 ):  # fmt: skip
     """Everything that defines a training run, as it is given. None: filled by `resolve`, printed, and recorded."""
 
@@ -88,6 +87,11 @@ class RunConfig(TrainConfig):
     dtype: Literal["float32", "bfloat16", "float64"]
     device: str
     threads: int
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps that a rollout batch is consumed by."""
+        return self.minibatches * self.epochs
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(TrainConfig))

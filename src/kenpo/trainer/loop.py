@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +21,18 @@ from kenpo.runs.checkpoint import TrainerState, load_state, recorded_clock, rest
 from kenpo.runs.continuing import check_processes
 from kenpo.runs.figures import average, peak_memory, step_figures
 from kenpo.runs.folder import RunFolder
-from kenpo.runs.identity import Identity, recorded_identity, refuse_changes
+from kenpo.runs.identity import Identity, recorded_identity, refuse_changes, tokenizer_entries
+from kenpo.runs.signals import Asked, Interrupted
+from kenpo.runs.watching import Watch
 from kenpo.terminal import note, to_stderr
-from kenpo.trainer.acting import Watch, notes
 from kenpo.trainer.config import TrainConfig, resolve, to_dict
-from kenpo.trainer.identity import identity, identity_of_tokenizer
-from kenpo.trainer.plan import checkpoint_room, report
+from kenpo.trainer.identity import identity
+from kenpo.trainer.plan import checkpoint_room, notes
+from kenpo.trainer.report import report
 from kenpo.trainer.settle import already_finished, is_over, settle
 from kenpo.trainer.setup import Parts, build, settle_torch
 from kenpo.trainer.sources import open_inputs
 from kenpo.types import Rollouts
-
-
-class Interrupted(RunError):
-    """A run that was asked to stop and did so after a whole step."""
-
-    def __init__(self, number: int, path: Path, step: int) -> None:
-        super().__init__(
-            f"stopped after step {step} by {signal.Signals(number).name}; go on with: kenpo train --resume {path}"
-        )
-        self.exit_status = 128 + number
 
 
 def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -68,7 +57,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
             set_clock(ranks.from_first((checkpoint and recorded_clock(checkpoint)) or time.time()))
             parts = build(run, inputs, ranks, checkpoint)
             # what was read before the model was there stands: rows may have been left out since
-            stands_on = identity(run, inputs) | stands_on | identity_of_tokenizer(parts.tokenizer)
+            stands_on = identity(run, inputs) | stands_on | tokenizer_entries(parts.tokenizer)
             if run.dry_run:
                 held = parts.source.heldout
                 return {"plan": report(parts.config, parts.algorithm, parts.passes, parts.facts, ranks.size, held)}
@@ -94,7 +83,7 @@ class Run:
         self.watch = Watch(parts.algorithm)
         self.began, self.base_seconds = time.perf_counter(), 0.0
         self.saved_at: int | None = None
-        self.stop_signal = 0
+        self.asked = Asked()
         if checkpoint is not None:
             self._restore(checkpoint)
         else:
@@ -135,7 +124,7 @@ class Run:
         self._tell("on_start", self.config, self.folder.path, self.state.step)
         self._say([*self.parts.source.notes, *notes(self.parts.algorithm, self.config)])
         try:
-            with self._signals():
+            with self.asked.listening(self.ranks.first):
                 score, state = self.parts.updater.learner.terms, self.state
                 self.parts.source.begin(Start(score, self.folder.path, state.stands_on, state.step, self.ranks.first))
                 self._steps()
@@ -168,7 +157,7 @@ class Run:
             self._tell("on_eval", 0, line)
         while self.state.step < steps:
             self._step(self.state.step + 1)
-            stop = max(self.ranks.gather(self.stop_signal))
+            stop = max(self.ranks.gather(self.asked.number))
             every = self.config.checkpoint_every
             best = self.state.best.get("step") == self.state.step
             if stop or best or self.state.step == steps or (every and self.state.step % every == 0):
@@ -273,23 +262,3 @@ class Run:
 
     def _seconds(self) -> float:
         return self.base_seconds + time.perf_counter() - self.began
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask for a stop after the step; a second one acts at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, _frame: Any) -> None:
-            signal.signal(number, before[number])
-            self.stop_signal = number
-            if self.ranks.first:
-                print("stopping after this step; once more to stop at once", file=sys.stderr)
-
-        before: dict[int, Any] = {int(n): signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -12,12 +12,17 @@ import torch
 from kenpo.engines.base import Engine
 from kenpo.engines.open import open_engine
 from kenpo.engines.room import sampling_room
+from kenpo.engines.simulated import sampling_engine
 from kenpo.errors import InputError
 from kenpo.experience.evaluate import Evaluator
+from kenpo.experience.feeding import GIVEN
 from kenpo.experience.source import Source
 from kenpo.learner.critic import COPY, FOLDER, TRUNK, VALUED, Critic, cost, only_values
 from kenpo.learner.learner import Learner, LearnerOptions
+from kenpo.learner.memory import ModelFacts, memory_estimate
 from kenpo.learner.optimizer import OptimizerOptions
+from kenpo.learner.planning import Passes
+from kenpo.learner.teaching import add_teacher, starts_as_it_began
 from kenpo.loading import load_object
 from kenpo.models.loading import check_ends, check_system, load_model
 from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
@@ -29,11 +34,8 @@ from kenpo.ranks import Ranks
 from kenpo.runs.checkpoint import load_part, usable
 from kenpo.trainer import partner
 from kenpo.trainer.config import RunConfig
-from kenpo.trainer.feeding import GIVEN
-from kenpo.trainer.plan import ModelFacts, Passes, memory_estimate, plan_passes
-from kenpo.trainer.sampling import sampling_engine
+from kenpo.trainer.plan import load_of, plan_passes
 from kenpo.trainer.sources import Inputs, Making, make_source, teacher_evaluator
-from kenpo.trainer.teaching import add_teacher, starts_as_it_began
 from kenpo.trainer.update import Updater
 
 
@@ -80,12 +82,12 @@ def build(config: RunConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | No
     partner.check_partner(inputs.algorithm, config)
     passes = plan_passes(inputs.algorithm, config, facts.vocabulary)
     start = average = None
-    if passes.reference or starts_as_it_began(config, inputs.algorithm):
+    if passes.reference or starts_as_it_began(config.teacher, inputs.algorithm):
         start = open_reference(config, scorer, device, checkpoint)
     if passes.reference:
         scorer.reference = start
     if config.teacher is not None:
-        average = add_teacher(config, inputs.algorithm, scorer, tokenizer, start, how_loaded(config, device))
+        average = add_teacher(config.teacher, inputs.algorithm, scorer, tokenizer, start, how_loaded(config, device))
     if checkpoint and is_adapted(model):
         restore_adapter(model, checkpoint)
     check_system(tokenizer, config.system)
@@ -140,8 +142,8 @@ def open_reference(config: RunConfig, scorer: Scorer, device: str, checkpoint: P
 
 def room(config: RunConfig, model: Any, passes: Passes, facts: ModelFacts, ranks: Ranks) -> int:
     """Tokens that the embedded engine may hold at once: the least that any rank has room for."""
-    later = {n: v for n, v in memory_estimate(config, passes, facts).items() if n in ("gradients", "optimizer")}
-    return min(ranks.gather(sampling_room(model, config.max_tokens, sum(later.values()))))
+    sizes = memory_estimate(load_of(config, passes), facts)
+    return min(ranks.gather(sampling_room(model, config.max_tokens, sizes["gradients"] + sizes["optimizer"])))
 
 
 def open_critic(

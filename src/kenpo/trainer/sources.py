@@ -17,9 +17,12 @@ from kenpo.experience.addition import DROPPED_CARRY
 from kenpo.experience.corpus import WithCorpus
 from kenpo.experience.demonstrations import AdditionTexts, DemonstrationOptions, Demonstrations, FileTexts, Texts
 from kenpo.experience.evaluate import Evaluator
+from kenpo.experience.feeding import GIVEN
 from kenpo.experience.files import FileTask
-from kenpo.experience.hints import HintedPrompts, Hints
+from kenpo.experience.hints import TEMPLATE, HintedPrompts, HintOptions, Hints
+from kenpo.experience.mixing import guide_of, mixture_of
 from kenpo.experience.options import BUNDLED_TASK
+from kenpo.experience.pairing import open_pairs, pair_options
 from kenpo.experience.pairs import PairStream
 from kenpo.experience.preferences import Pairs
 from kenpo.experience.prompts import Prompts
@@ -29,16 +32,13 @@ from kenpo.experience.tasks import Task, load_task
 from kenpo.experience.verdict import Verifier
 from kenpo.experience.verifiers import load_verifier
 from kenpo.learner.preferences import pair_figures
+from kenpo.learner.teaching import hint_column, hinted_stage
 from kenpo.loading import load_object, try_out
 from kenpo.models.loading import context_length, stop_ids
 from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import RunConfig
-from kenpo.trainer.feeding import GIVEN
-from kenpo.trainer.mixing import guide_of, mixture_of
-from kenpo.trainer.pairing import open_pairs, pair_options
 from kenpo.trainer.plan import SUPPLIED, check_group_size
-from kenpo.trainer.teaching import hinted_by
 
 
 @dataclass
@@ -155,7 +155,7 @@ def on_policy(m: Making) -> Source:
     ends = stop_ids(m.model, m.tokenizer)
     how, sampling = (m.config, m.inputs.algorithm, prompts), sampling_options(m.config)
     mixture = mixture_of(*how, verifier, ends, task, m.engine, sampling, problems)
-    guide = guide_of(*how, task, problems)
+    guide = guide_of(m.config, m.inputs.algorithm, Hints(prompts, hint_options(m, task)), problems)
     source = OnPolicy(
         task, verifier, m.engine, prompts, m.ranks, options, sampling, evaluator_of(m), hints, mixture, guide
     )
@@ -182,9 +182,16 @@ def hints_of(m: Making, task: Task, prompts: Prompts) -> Hints | None:
     """What puts hints beside the samples, its columns checked; None where no teacher is shown one."""
     if m.config.teacher != "hint":
         return None
-    hints = Hints(prompts, hinted_by(m.inputs.algorithm, m.config, getattr(task, "hint_template", None)))
+    hints = Hints(prompts, hint_options(m, task))
     hints.check([task.train(i) for i in range(reach(m.config, m.inputs.algorithm, task))])
     return hints
+
+
+def hint_options(m: Making, task: Task) -> HintOptions:
+    """Where hints stand, and how they are shown: in words of the configuration, else of the task."""
+    template = m.config.hint_template or getattr(task, "hint_template", None) or TEMPLATE
+    algorithm = m.inputs.algorithm
+    return HintOptions(hint_column(algorithm, m.config.hint_column), hinted_stage(algorithm).threshold, template)
 
 
 def demonstrations(m: Making) -> Source:

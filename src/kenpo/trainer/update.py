@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 import kenpo
 from kenpo.learner import critic as critics
 from kenpo.learner.critic import Critic, Rates
 from kenpo.learner.figures import Figures, Sums
 from kenpo.learner.learner import Learner
+from kenpo.learner.minibatches import minibatches
 from kenpo.learner.optimizer import learning_rate
+from kenpo.learner.planning import Passes
 from kenpo.learner.staleness import age_figures, all_fresh, fresh_enough, gap_of_the_fresh
 from kenpo.models.agreement import agreement, looked_at
 from kenpo.models.passes import prompt_keys
 from kenpo.models.scorer import Scorer
 from kenpo.runs.checkpoint import Part
-from kenpo.seeds import stable_seed
 from kenpo.trainer.config import RunConfig
-from kenpo.trainer.plan import Passes
 from kenpo.types import EXPERT, Prepared, Rollouts
 
 
@@ -119,7 +115,7 @@ class Updater:
             report.add(name, total, count)
         began = time.perf_counter()
         for epoch in range(self.config.epochs):
-            for rows in self.minibatches(prepared, step, epoch):
+            for rows in minibatches(prepared.rollouts, self.config.minibatches, self.config.seed, step, epoch):
                 self._one_update(prepared[rows], [prompts[r] for r in rows], report, rates)
         seconds["update"] = time.perf_counter() - began
         return report
@@ -142,20 +138,6 @@ class Updater:
             return Rates(policy)
         lr = critics.RATE * config.lr if config.critic_lr is None else config.critic_lr
         return Rates(policy, learning_rate(step, lr=lr, warmup=0, steps=config.steps, schedule=how))
-
-    def minibatches(self, prepared: Prepared, step: int, epoch: int) -> list[list[int]]:
-        """Rows of each minibatch: whole groups, shuffled by a seed of their own where there is more than one.
-
-        A partner's groups stand in minibatches of their own, about as large, after all the policy's own.
-        """
-        group, source, number = prepared.rollouts.group, prepared.rollouts.logp_source, self.config.minibatches
-        theirs = torch.zeros_like(group, dtype=torch.bool) if source is None else source.isfinite()
-        own, peers = torch.unique(group[~theirs]), torch.unique(group[theirs])
-        made = _parts(group, own, number, stable_seed(self.config.seed, step, epoch, 0x6D62))
-        if len(peers):
-            number = math.ceil(len(peers) * number / max(1, len(own)))
-            made += _parts(group, peers, number, stable_seed(self.config.seed, step, epoch, 0x6D63))
-        return made
 
     def _one_update(self, minibatch: Prepared, prompts: Sequence[int], report: Report, rates: Rates) -> None:
         """One optimizer step of each learner; none for a minibatch without a trainable token, where AdamW would move by
@@ -193,12 +175,3 @@ class Updater:
                 report.add(name, total, count)
         for name, value in extremes.items():
             report.extremes[name] = max(report.extremes.get(name, -math.inf), value)
-
-
-def _parts(group: Tensor, names: Tensor, number: int, seed: int) -> list[list[int]]:
-    """The rows of the groups in `names`, cut into `number` parts of whole groups; one part keeps their order."""
-    if number > 1:
-        names = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
-    number = min(number, max(1, len(names)))
-    cuts = [len(names) * i // number for i in range(number + 1)]
-    return [torch.isin(group, names[a:b]).nonzero().squeeze(1).tolist() for a, b in itertools.pairwise(cuts)]

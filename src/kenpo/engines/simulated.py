@@ -9,29 +9,29 @@ from kenpo.engines.hf import HFEngine
 from kenpo.engines.lagged import LaggedEngine
 from kenpo.engines.mixture import MixtureEngine
 from kenpo.engines.noise import NoisyEngine, parse_noise
+from kenpo.engines.options import EngineOptions
 from kenpo.errors import InputError
 from kenpo.models.scorer import Scorer
-from kenpo.trainer.config import RunConfig
 
 
-def check_sampling(config: RunConfig) -> None:
-    """InputError for options that would have no effect, or leave no row to train on."""
+def check_sampling(config: EngineOptions, source: str, updates: int) -> None:
+    """InputError for options that would have no effect, or leave no row to train on. ``updates``: those per batch."""
     if config.sampler_noise is not None:
         parse_noise(config.sampler_noise)
     for option, given in (("--lag", config.lag), ("--sampler-noise", config.sampler_noise)):
         if given and config.engine != "hf":
             raise InputError(f"{option} {given}: only the embedded engine (--engine hf) simulates that; leave it out")
-        if given and config.source == "demonstrations":
+        if given and source == "demonstrations":
             raise InputError(f"{option} {given}: nothing is sampled from demonstrations; leave it out")
-    age = config.lag * config.minibatches * config.epochs
+    age = config.lag * updates
     if config.max_staleness is not None and config.max_staleness < age:
         raise InputError(
-            f"--max-staleness {config.max_staleness}: with --lag {config.lag} and {config.minibatches * config.epochs} "
+            f"--max-staleness {config.max_staleness}: with --lag {config.lag} and {updates} "
             f"update(s) per batch every row is {age} updates old, so all would be dropped; allow at least {age}"
         )
 
 
-def sampling_engine(config: RunConfig, engine: Engine, algorithm: Any, scorer: Scorer) -> Engine:
+def sampling_engine(config: EngineOptions, engine: Engine, algorithm: Any, scorer: Scorer) -> Engine:
     """What the training samples come from. Evaluation asks `engine` itself, with the weights of the moment."""
     sampler = engine
     share = algorithm.advantage.mixture

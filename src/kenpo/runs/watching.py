@@ -1,36 +1,10 @@
-"""What a run says of itself: parts that can't act, updates that are biased, rewards that teach nothing."""
+"""What a run says while it goes on: batches whose rewards teach nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import kenpo
-from kenpo.trainer.config import RunConfig
 from kenpo.types import Rollouts
-
-
-def idle_parts(algorithm: Any, config: RunConfig) -> list[str]:
-    """One line for each part that can't act in this run: why, and what would make it act."""
-    updates = config.minibatches * config.epochs
-    found = kenpo.acts(
-        algorithm,
-        updates=updates,
-        stale=config.lag > 0,
-        foreign=config.engine != "hf" or config.sampler_noise is not None,
-    )
-    return [f"{p.part} can't act: {p.why}; it would with {p.needed}" for p in found if not p.acts]
-
-
-def notes(algorithm: Any, config: RunConfig) -> list[str]:
-    """What a run says before its first step: idle parts, and updates without an importance ratio."""
-    bias = kenpo.biased(algorithm, config.minibatches * config.epochs)
-    loose = ["kernels are not deterministic: resumed, this run does not repeat bit for bit (--deterministic on)"]
-    return [
-        *idle_parts(algorithm, config),
-        *([f"biased updates: {bias}"] if bias else []),
-        *([f"stale samples: {stale}"] if config.lag and (stale := kenpo.uncorrected(algorithm)) else []),
-        *(loose if config.deterministic == "off" else []),
-    ]
 
 
 class Watch:

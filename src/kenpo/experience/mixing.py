@@ -10,14 +10,14 @@ from kenpo.errors import InputError
 from kenpo.experience.corpus import reads_authors
 from kenpo.experience.experts import Experts, Traces
 from kenpo.experience.guided import Guide
-from kenpo.experience.hints import TEMPLATE, HintOptions, Hints
+from kenpo.experience.hints import Hints
 from kenpo.experience.mixture import Mixture
+from kenpo.experience.options import ExperienceOptions
 from kenpo.experience.problem import Problem
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.rephrase import ANSWER, EXPLAIN, Rephrase, RephraseOptions
 from kenpo.experience.tasks import Task
 from kenpo.experience.verdict import Verifier
-from kenpo.trainer.config import RunConfig
 
 MIXED = frozenset({"origin", "logp_guided", "logp_source"})
 _REPHRASE = {"rephrase_explain": None, "rephrase_answer": None, "rephrase_below": 0.5, "rephrase_share": 0.75,
@@ -25,7 +25,7 @@ _REPHRASE = {"rephrase_explain": None, "rephrase_answer": None, "rephrase_below"
 _GUIDED = {"guided_rows": None, "guided_share": 1.0}
 
 
-def check_mixing(algorithm: Any, config: RunConfig) -> None:
+def check_mixing(algorithm: Any, config: ExperienceOptions) -> None:
     """InputError for an option on experts, restatements or guides that would have no effect, or the wrong one."""
     name, own = algorithm.name, not reads_authors(algorithm)
     if config.rephrase and config.expert_rows > 1:
@@ -48,7 +48,7 @@ def check_mixing(algorithm: Any, config: RunConfig) -> None:
 
 
 def mixture_of(
-    config: RunConfig, algorithm: Any, prompts: Prompts, verifier: Verifier, ends: frozenset[int], task: Task,
+    config: ExperienceOptions, algorithm: Any, prompts: Prompts, verifier: Verifier, ends: frozenset[int], task: Task,
     engine: Engine, sampling: SamplingOptions, problems: Sequence[Problem],
 ) -> Mixture | None:  # fmt: skip
     """What joins the groups, checked on the problems within reach; None: nothing. `ends`: ids that end a response."""
@@ -64,7 +64,7 @@ def mixture_of(
     return made
 
 
-def rephrase_options(config: RunConfig, task: Task) -> RephraseOptions:
+def rephrase_options(config: ExperienceOptions, task: Task) -> RephraseOptions:
     """How traces are restated: templates that are named, else the task's own, else English ones."""
     explain, answer = getattr(task, "rephrase_templates", (EXPLAIN, ANSWER))
     return RephraseOptions(
@@ -73,14 +73,10 @@ def rephrase_options(config: RunConfig, task: Task) -> RephraseOptions:
     )  # fmt: skip
 
 
-def guide_of(
-    config: RunConfig, algorithm: Any, prompts: Prompts, task: Task, problems: Sequence[Problem]
-) -> Guide | None:
+def guide_of(config: ExperienceOptions, algorithm: Any, hints: Hints, problems: Sequence[Problem]) -> Guide | None:
     """What the samples are shown beside the problem, checked on the problems within reach; None: nothing."""
     if "logp_guided" not in algorithm.needs:
         return None
-    template = config.hint_template or getattr(task, "hint_template", None) or TEMPLATE
-    options = HintOptions(config.hint_column or "hint", template=template)
-    guide = Guide(Hints(prompts, options), config.guided_rows, config.guided_share)
+    guide = Guide(hints, config.guided_rows, config.guided_share)
     guide.check(problems)
     return guide

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from kenpo.contexts import HINT
 from kenpo.errors import InputError
-from kenpo.experience.hints import HINT, TEMPLATE, HintOptions
 from kenpo.learner.average import Average
+from kenpo.learner.options import CompanyOptions
 from kenpo.models.loading import load_model
 from kenpo.models.lora import is_adapted
 from kenpo.models.scorer import Scorer
 from kenpo.models.teaching import check_vocabulary
 from kenpo.stages.teachers import Hinted
-from kenpo.trainer.config import RunConfig
 
 TAUGHT = frozenset({"logp_teacher", "kl_teacher"})
 
 
-def check_teacher(algorithm: Any, config: RunConfig) -> None:
+def check_teacher(algorithm: Any, config: CompanyOptions, group_size: int) -> None:
     """InputError for a teacher or a hint that nothing reads, and for a teacher that is read and missing."""
     reads, teacher = sorted(algorithm.needs & TAUGHT), config.teacher
     if teacher is not None and not reads:
@@ -42,16 +42,14 @@ def check_teacher(algorithm: Any, config: RunConfig) -> None:
             f"--teacher hint: {algorithm.name!r} samples from a mixture with its teacher, which reads the same prompt; "
             "name a model"
         )
-    elif hinted_by(algorithm, config).column is None and config.group_size == 1:
+    elif hint_column(algorithm, config.hint_column) is None and group_size == 1:
         raise InputError("--group-size 1: a hint is another sample of the group; use at least 2, or --hint-column NAME")
 
 
-def hinted_by(algorithm: Any, config: RunConfig, template: str | None = None) -> HintOptions:
-    """Where hints come from: the column that is named, else as the algorithm says (without a word of it: column
-    "hint"). ``template`` is the task's own."""
-    stage = hinted_stage(algorithm)
-    column = config.hint_column or ("hint" if stage.by == "column" else None)
-    return HintOptions(column, stage.threshold, config.hint_template or template or TEMPLATE)
+def hint_column(algorithm: Any, given: str | None) -> str | None:
+    """The column that holds a teacher's hints: the one that is named, else as the algorithm says (without a word of it:
+    "hint"). None: the hint is another sample of the group."""
+    return given or ("hint" if hinted_stage(algorithm).by == "column" else None)
 
 
 def hinted_stage(algorithm: Any) -> Hinted:
@@ -60,20 +58,20 @@ def hinted_stage(algorithm: Any) -> Hinted:
 
 
 def add_teacher(
-    config: RunConfig, algorithm: Any, scorer: Scorer, tokenizer: Any, start: Scorer | None, how: dict[str, Any]
+    teacher: str, algorithm: Any, scorer: Scorer, tokenizer: Any, start: Scorer | None, how: dict[str, Any]
 ) -> Average | None:
     """Give the policy's scorer its teacher. ``start`` is the policy as the run began, where one is held already.
 
     Returns the moving average that teaches, if one does.
     """
     scorer.term = algorithm.terms.get("kl_teacher")
-    if config.teacher == "base":
+    if teacher == "base":
         if not is_adapted(scorer.model):
             raise InputError(
                 "--teacher base: the policy has no adapter to leave off; give --lora-rank, or name a model"
             )
         scorer.teacher = scorer.without_adapter()
-    elif config.teacher == "hint":
+    elif teacher == "hint":
         scorer.teacher_context = HINT
         rate = hinted_stage(algorithm).average
         if 0 < rate < 1:
@@ -82,13 +80,12 @@ def add_teacher(
             return average
         scorer.teacher = scorer.as_it_goes() if rate == 1 else start
     else:
-        assert config.teacher is not None
-        model, theirs = load_model(config.teacher, trainable=False, **how)
-        check_vocabulary(tokenizer, theirs, f"--teacher {config.teacher}")
-        scorer.teacher = Scorer(model, temperature=config.temperature, packing=config.packing)
+        model, theirs = load_model(teacher, trainable=False, **how)
+        check_vocabulary(tokenizer, theirs, f"--teacher {teacher}")
+        scorer.teacher = Scorer(model, temperature=scorer.temperature, packing=scorer.packing)
     return None
 
 
-def starts_as_it_began(config: RunConfig, algorithm: Any) -> bool:
+def starts_as_it_began(teacher: str | None, algorithm: Any) -> bool:
     """Whether the hinted teacher is the policy as the run began."""
-    return config.teacher == "hint" and hinted_stage(algorithm).average == 0
+    return teacher == "hint" and hinted_stage(algorithm).average == 0
