@@ -52,3 +52,17 @@ def warning_line(text: str, category: type[Warning], file: str) -> str | None:
 def note(line: str) -> None:
     """A note for the one who reads along."""
     to_stderr(f"note: {line}")
+
+
+def bytes_of(n: int) -> str:
+    """A size in the unit that suits it.
+
+    >>> bytes_of(3 << 19)
+    '1.5 MiB'
+    """
+    size = float(n)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

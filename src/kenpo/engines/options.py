@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kenpo.engines.base import SamplingOptions
 from kenpo.errors import InputError
 from kenpo.options import Limits, Options, Paths, code_path
 
@@ -38,6 +39,13 @@ class EngineOptions(Options):
     """Strings that end a response, besides the model's end-of-sequence ids."""
     keep_special_tokens: bool = False
     """Let verifiers see all special tokens of a response; tags in pairs, as <answer> and </answer>, are always kept."""
+
+    def sampling(self) -> SamplingOptions:
+        """How training samples are drawn."""
+        assert self.max_tokens is not None
+        return SamplingOptions(
+            self.temperature, self.top_p, self.top_k, self.max_tokens, self.stop, self.keep_special_tokens
+        )
 
     def check(self) -> None:
         """A distribution is sampled from, and only the embedded engine has a room."""

@@ -23,6 +23,7 @@ from kenpo.experience.files import FileTask
 from kenpo.experience.functions import UserFunction
 from kenpo.experience.golds import check_golds
 from kenpo.experience.math_verifier import MathVerify
+from kenpo.experience.options import JudgeOptions
 from kenpo.experience.pool import MEMORY_BYTES, Workers
 from kenpo.experience.remote import Remote
 from kenpo.experience.reward_model import PREFIX, RewardModel
@@ -31,6 +32,7 @@ from kenpo.experience.sandbox import check as check_sandbox
 from kenpo.experience.tasks import Task
 from kenpo.experience.verdict import NO_ANSWER, InProcess, Sample, Verdict, Verifier
 from kenpo.experience.weighted import Weighted, part_names, read_weight
+from kenpo.terminal import bytes_of
 
 NAMES = ("exact", "numeric", "gsm8k", "math_verify", "reasoning_gym")
 _ROWS_LOOKED_AT = 1000
@@ -153,3 +155,16 @@ def _named(spec: str, task: Task | None, how: Workers) -> Any:
     setup = {"kind": "math" if spec == "math_verify" else "reasoning_gym"}
     remote = MathVerify if spec == "math_verify" else ReasoningGym
     return remote(setup, how)
+
+
+def told_of(config: JudgeOptions) -> str:
+    """The verifiers, and what those that run in processes of their own may take."""
+    given = config.verifier
+    items = [given] if isinstance(given, str) else given or ()
+    if all(name.partition("=")[0] in ("exact", "numeric", "gsm8k") for name in items):
+        return " + ".join(items)
+    memory = f"{bytes_of(config.verifier_memory)} of address space" if config.verifier_memory else "no limit on memory"
+    box = "under bubblewrap" if config.sandbox else "no sandbox"
+    return (
+        f"{' + '.join(items)}: {config.verifier_workers} process(es), {config.time_limit:g} s a call, {memory}, {box}"
+    )

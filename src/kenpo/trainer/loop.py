@@ -13,6 +13,7 @@ import kenpo
 from kenpo.errors import KenpoError, NonFiniteError, RefillExhaustedError, RunError
 from kenpo.experience.source import Priorities, Start, Usable
 from kenpo.models.clock import moment, set_clock
+from kenpo.models.opening import settle_torch
 from kenpo.ranks import Ranks
 from kenpo.runs import folder as folders
 from kenpo.runs.best import better, check_figure
@@ -30,7 +31,7 @@ from kenpo.trainer.identity import identity
 from kenpo.trainer.plan import checkpoint_room, notes
 from kenpo.trainer.report import report
 from kenpo.trainer.settle import already_finished, is_over, settle
-from kenpo.trainer.setup import Parts, build, settle_torch
+from kenpo.trainer.setup import Parts, build
 from kenpo.trainer.sources import open_inputs
 from kenpo.types import Rollouts
 
@@ -45,7 +46,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> dict[str, 
         run, folder, resumed = settle(config, ranks)
         show = to_stderr if ranks.first and not run.quiet else None
         with folder, open_inputs(run, show) as inputs:
-            settle_torch(run)
+            settle_torch(run.device, run.threads, run.deterministic == "on")
             if inputs.task is not None:
                 run = run.but(verifier=run.verifier or inputs.task.verifier)
             checkpoint = folder.last_checkpoint() if resumed else None

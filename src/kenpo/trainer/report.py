@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from kenpo.experience.verifiers import told_of
 from kenpo.learner import critic, telling
 from kenpo.learner.memory import ModelFacts, memory_estimate
 from kenpo.learner.planning import Passes
 from kenpo.options import listed
 from kenpo.stages.base import snake
+from kenpo.terminal import bytes_of
 from kenpo.trainer.config import RunConfig, to_dict
 from kenpo.trainer.plan import load_of, notes
 
@@ -65,8 +67,8 @@ def report(
         "memory of a process, an estimate (prompts of 32 tokens; a microbatch never holds more than the batch)",
     ]
     sizes = memory_estimate(replace(load_of(config, passes), microbatch_tokens=at_once), facts)
-    lines += [f"  {_bytes(size):>10}  {what}" for what, size in sizes.items() if size]
-    lines += [f"  {_bytes(sum(sizes.values())):>10}  together", "", "configuration"]
+    lines += [f"  {bytes_of(size):>10}  {what}" for what, size in sizes.items() if size]
+    lines += [f"  {bytes_of(sum(sizes.values())):>10}  together", "", "configuration"]
     lines += [f"  {key} = {value}" for key, value in to_dict(config).items()]
     return "\n".join(lines)
 
@@ -80,27 +82,5 @@ def source_path(config: RunConfig, facts: ModelFacts) -> list[str]:
         f"  sample           yes  {config.prompts} prompts x {config.group_size} samples, "
         f"up to {config.max_tokens} tokens each{whole}"
         + (f", {config.sampling_tokens:,} tokens at once" if config.sampling_tokens else ""),
-        f"  judge            yes  {verifier_path(config)}",
+        f"  judge            yes  {told_of(config)}",
     ]
-
-
-def verifier_path(config: RunConfig) -> str:
-    """The verifiers, and what those that run in processes of their own may take."""
-    given = config.verifier
-    items = [given] if isinstance(given, str) else given or ()
-    if all(name.partition("=")[0] in ("exact", "numeric", "gsm8k") for name in items):
-        return " + ".join(items)
-    memory = f"{_bytes(config.verifier_memory)} of address space" if config.verifier_memory else "no limit on memory"
-    box = "under bubblewrap" if config.sandbox else "no sandbox"
-    return (
-        f"{' + '.join(items)}: {config.verifier_workers} process(es), {config.time_limit:g} s a call, {memory}, {box}"
-    )
-
-
-def _bytes(n: int) -> str:
-    size = float(n)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return ""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kenpo.engines.base import Engine
 from kenpo.engines.open import open_engine
 from kenpo.engines.room import sampling_room
@@ -25,7 +23,8 @@ from kenpo.learner.planning import Passes
 from kenpo.learner.teaching import add_teacher, starts_as_it_began
 from kenpo.loading import load_object
 from kenpo.models.loading import check_ends, check_system, load_model
-from kenpo.models.lora import add_adapter, is_adapted, is_adapter, restore_adapter
+from kenpo.models.lora import is_adapted, restore_adapter
+from kenpo.models.opening import begins_anew, how_loaded, open_policy
 from kenpo.models.scorer import Scorer
 from kenpo.models.teaching import check_vocabulary
 from kenpo.models.templates import set_template
@@ -113,22 +112,10 @@ def build(config: RunConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | No
 
 
 def open_model(config: RunConfig, device: str, checkpoint: Path | None) -> tuple[Any, Any]:
-    """Model and tokenizer, from `checkpoint` if there is one. With an adapter always as the run began: what it was
-    trained to is taken up after the reference has been made of it."""
-    started = bool(config.lora_rank) or is_adapter(config.model)
-    if config.save_adapter and not started:
-        raise InputError(
-            "--save-adapter: there is no adapter; give --lora-rank, or a --model that is an adapter's folder"
-        )
-    if config.lora_rank and is_adapter(config.model):
-        raise InputError(f"--lora-rank: {config.model} is an adapter already and goes on being trained; leave it out")
-    source = config.model if started else str(checkpoint or config.model)
-    with usable(checkpoint) if checkpoint and not started else contextlib.nullcontext():
-        model, tokenizer = load_model(source, **how_loaded(config, device))
+    """Model and tokenizer, from `checkpoint` if there is one, with the run's chat template."""
+    with usable(checkpoint) if checkpoint and not begins_anew(config) else contextlib.nullcontext():
+        model, tokenizer = open_policy(config, device, str(checkpoint) if checkpoint else None, config.seed)
     set_template(tokenizer, config.template, config.template_args)
-    if config.lora_rank:
-        assert config.lora_alpha is not None
-        add_adapter(model, config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets, seed=config.seed)
     return model, tokenizer
 
 
@@ -182,21 +169,3 @@ def learner_options(config: RunConfig, passes: Passes) -> LearnerOptions:
     """The numbers of a learner that the configuration settles."""
     how = OptimizerOptions(config.optimizer, config.betas, config.weight_decay, config.grad_clip)
     return LearnerOptions(config.microbatch_tokens, frozenset({"entropy"} if passes.entropy else ()), how)
-
-
-def how_loaded(config: RunConfig, device: str) -> dict[str, Any]:
-    """The arguments of `load_model` that the configuration settles."""
-    return {
-        "dtype": config.dtype, "device": device, "head_dtype": config.head_dtype, "attention": config.attention,
-    }  # fmt: skip
-
-
-def settle_torch(config: RunConfig) -> None:
-    """Fix the thread count, on a GPU ask for deterministic kernels."""
-    torch.set_num_threads(config.threads)
-    if config.device.startswith("cuda"):
-        import os
-
-        if config.deterministic == "on":
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(config.deterministic == "on", warn_only=True)

@@ -10,27 +10,20 @@ from typing import Any
 import torch
 
 import kenpo
-from kenpo.engines.base import Engine, SamplingOptions
+from kenpo.engines.base import Engine
 from kenpo.engines.mixture import TeacherEngine
 from kenpo.errors import InputError, unknown_name
-from kenpo.experience.addition import DROPPED_CARRY
 from kenpo.experience.corpus import WithCorpus
-from kenpo.experience.demonstrations import AdditionTexts, DemonstrationOptions, Demonstrations, FileTexts, Texts
+from kenpo.experience.demonstrations import DemonstrationOptions, Demonstrations, FileTexts
 from kenpo.experience.evaluate import Evaluator
-from kenpo.experience.feeding import GIVEN
-from kenpo.experience.files import FileTask
 from kenpo.experience.hints import TEMPLATE, HintedPrompts, HintOptions, Hints
+from kenpo.experience.inputs import Inputs, leave_out_long, open_data, reach
 from kenpo.experience.mixing import guide_of, mixture_of
-from kenpo.experience.options import BUNDLED_TASK
-from kenpo.experience.pairing import open_pairs, pair_options
-from kenpo.experience.pairs import PairStream
+from kenpo.experience.pairing import pair_options
 from kenpo.experience.preferences import Pairs
 from kenpo.experience.prompts import Prompts
-from kenpo.experience.shards import Spec
 from kenpo.experience.source import BatchOptions, OnPolicy, Source
-from kenpo.experience.tasks import Task, load_task
-from kenpo.experience.verdict import Verifier
-from kenpo.experience.verifiers import load_verifier
+from kenpo.experience.tasks import Task
 from kenpo.learner.preferences import pair_figures
 from kenpo.learner.teaching import hint_column, hinted_stage
 from kenpo.loading import load_object, try_out
@@ -39,18 +32,6 @@ from kenpo.models.scorer import Scorer
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import RunConfig
 from kenpo.trainer.plan import SUPPLIED, check_group_size
-
-
-@dataclass
-class Inputs:
-    """What can be checked without loading a model. ``texts`` are demonstrations, ``pairs`` preferences; a run on them
-    has a task, and a verifier, only if it measures accuracy on one."""
-
-    algorithm: Any
-    task: Task | None = None
-    verifier: Verifier | None = None
-    texts: Texts | None = None
-    pairs: PairStream | None = None
 
 
 @dataclass
@@ -72,46 +53,12 @@ def open_inputs(config: RunConfig, show: Callable[[str], None] | None = None) ->
 
     `show` is handed what the verifier prints.
     """
-    inputs = Inputs(resolve_algorithm(config))
-    check_group_size(inputs.algorithm, config)
+    algorithm = resolve_algorithm(config)
+    check_group_size(algorithm, config)
     if ":" in config.algorithm:
-        try_out(inputs.algorithm, config.algorithm, SUPPLIED)
-    spec: Spec | None = config.task
-    if config.source == "demonstrations":
-        inputs.texts, spec = open_texts(config), config.eval_task
-    elif config.source == "pairs":
-        inputs.pairs, spec = open_pairs(config, inputs.algorithm), config.eval_task
-    if spec is None or (config.source in GIVEN and not config.eval_problems):
+        try_out(algorithm, config.algorithm, SUPPLIED)
+    with open_data(config, config.source, algorithm, show) as inputs:
         yield inputs
-        return
-    inputs.task = open_task(config, spec)
-    with load_verifier(
-        config.verifier or inputs.task.verifier, task=inputs.task, time_limit=config.time_limit,
-        workers=config.verifier_workers, memory=config.verifier_memory, sandbox=config.sandbox, show=show,
-        answer_column=config.answer_column,
-    ) as inputs.verifier:  # fmt: skip
-        yield inputs
-
-
-def open_task(config: RunConfig, spec: Spec) -> Task:
-    """The task of an ordinary run, or the one on which a run on demonstrations measures accuracy."""
-    if config.source in GIVEN:
-        return load_task(spec, seed=config.seed, heldout=config.eval_problems, system=config.system)
-    task = load_task(
-        spec, seed=config.seed, prompt_column=config.prompt_column, answer_column=config.answer_column,
-        heldout=config.eval_problems, eval_file=config.eval_file, system=config.system,
-    )  # fmt: skip
-    task.train(0)
-    return task
-
-
-def open_texts(config: RunConfig) -> Texts:
-    """The demonstrations of a run."""
-    if config.task == BUNDLED_TASK:
-        return AdditionTexts(config.seed, DROPPED_CARRY if config.dropped_carry is None else config.dropped_carry)
-    return FileTexts(
-        config.task, config.prompt_column, config.response_column, config.seed, config.eval_problems, config.eval_file
-    )
 
 
 def resolve_algorithm(config: RunConfig) -> Any:
@@ -148,12 +95,12 @@ def on_policy(m: Making) -> Source:
     assert verifier is not None
     prompts = prompts_of(m, task)
     leave_out_long(m.config, task, prompts)
-    problems = [task.train(i) for i in range(reach(m.config, m.inputs.algorithm, task))]
+    problems = [task.train(i) for i in range(reach(m.config, m.config.steps, m.inputs.algorithm, task))]
     prompts.check(problems)
     options = batch_options(m.config, m.inputs.algorithm)
     hints = hints_of(m, task, prompts)
     ends = stop_ids(m.model, m.tokenizer)
-    how, sampling = (m.config, m.inputs.algorithm, prompts), sampling_options(m.config)
+    how, sampling = (m.config, m.inputs.algorithm, prompts), m.config.sampling()
     mixture = mixture_of(*how, verifier, ends, task, m.engine, sampling, problems)
     guide = guide_of(m.config, m.inputs.algorithm, Hints(prompts, hint_options(m, task)), problems)
     source = OnPolicy(
@@ -169,21 +116,12 @@ def with_corpus(m: Making, source: Source, corpus: str) -> Source:
     return WithCorpus(source, texts, m.tokenizer, context_length(m.model), rows, m.config.system)
 
 
-def leave_out_long(config: RunConfig, task: Task, prompts: Prompts) -> None:
-    """Leave rows out that the model's context has no room for, if that is asked for. InputError for an endless task."""
-    if config.long_prompts == "refuse":
-        return
-    if not isinstance(task, FileTask):
-        raise InputError(f"--long-prompts skip: the problems of {task.name} are made one by one; it is for data files")
-    task.leave_out(prompts.too_long, f"leaves no room for a response in the context of {prompts.context}")
-
-
 def hints_of(m: Making, task: Task, prompts: Prompts) -> Hints | None:
     """What puts hints beside the samples, its columns checked; None where no teacher is shown one."""
     if m.config.teacher != "hint":
         return None
     hints = Hints(prompts, hint_options(m, task))
-    hints.check([task.train(i) for i in range(reach(m.config, m.inputs.algorithm, task))])
+    hints.check([task.train(i) for i in range(reach(m.config, m.config.steps, m.inputs.algorithm, task))])
     return hints
 
 
@@ -217,15 +155,6 @@ SOURCES: dict[str, Callable[[Making], Source]] = {
 }  # fmt: skip
 
 
-def reach(config: RunConfig, algorithm: Any, task: Task) -> int:
-    """How many problems are looked at before anything is sampled: a file's rows as far as the run may get, else one
-    batch of an endless task."""
-    if task.size is None:
-        return config.prompts
-    rounds = 1 + (config.max_refills if algorithm.selection else 0)
-    return max(config.prompts, min(task.size, config.steps * config.prompts * rounds))
-
-
 def evaluator_of(m: Making) -> Evaluator | None:
     """Greedy accuracy on the task's held-out problems, whose prompts are checked here; None where none is measured."""
     task, verifier = m.inputs.task, m.inputs.verifier
@@ -234,7 +163,7 @@ def evaluator_of(m: Making) -> Evaluator | None:
     heldout, prompts = task.heldout(m.config.eval_problems), prompts_of(m, task)
     prompts.check(heldout)
     return Evaluator(
-        heldout, m.present, prompts, verifier, m.ranks, sampling_options(m.config),
+        heldout, m.present, prompts, verifier, m.ranks, m.config.sampling(),
         correct_at=m.config.correct_at, batch=m.config.eval_batch,
     )  # fmt: skip
 
@@ -251,7 +180,7 @@ def teacher_evaluator(m: Making, teacher: Scorer | None) -> Evaluator | None:
         return None
     return Evaluator(
         heldout, TeacherEngine(teacher, m.tokenizer),
-        prompts if hints is None else HintedPrompts(hints), verifier, m.ranks, sampling_options(config),
+        prompts if hints is None else HintedPrompts(hints), verifier, m.ranks, config.sampling(),
         correct_at=config.correct_at, batch=config.eval_batch,
     )  # fmt: skip
 
@@ -259,13 +188,6 @@ def teacher_evaluator(m: Making, teacher: Scorer | None) -> Evaluator | None:
 def prompts_of(m: Making, task: Task) -> Prompts:
     """The task's problems as this model's ids."""
     return Prompts(m.model, m.tokenizer, m.config.system or task.system, m.config.max_tokens)
-
-
-def sampling_options(config: RunConfig) -> SamplingOptions:
-    """How training samples are drawn."""
-    return SamplingOptions(
-        config.temperature, config.top_p, config.top_k, config.max_tokens, config.stop, config.keep_special_tokens
-    )
 
 
 def batch_options(config: RunConfig, algorithm: Any) -> BatchOptions:
