@@ -69,7 +69,11 @@ def test_damaged_files_beside_the_checkpoints(unfinished, said):
     metrics.write_bytes(b"\xff{" + content[2:])
     assert "damaged" in said(status=1)
     metrics.write_bytes(content)
-    (unfinished / "summary.json").write_text("{")
+    summary = unfinished / "summary.json"
+    summary.write_text("{")  # steps are still missing: the run goes on and writes another
+    assert main(["train", "--resume", str(unfinished), "--quiet"]) == 0
+    assert json.loads(summary.read_text())["steps"] == 3
+    summary.write_text("{")
     assert "summary.json: damaged" in said(status=1)
 
 

@@ -285,9 +285,20 @@ def test_a_really_full_disk(options, tmp_path):
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(disk)], capture_output=True).returncode:
         pytest.skip("mounting is not allowed here")
+
+    class Filler(Callback):
+        """Another process, as it were, that takes what is free once there is a checkpoint."""
+
+        def on_checkpoint(self, step, path):
+            free = os.statvfs(disk)
+            (disk / "filler").write_bytes(bytes(free.f_bavail * free.f_frsize - 65536))
+
     try:
-        with pytest.raises(RunError, match="the disk is full"):
+        with pytest.raises(InputError, match="are free on that disk"):
             train(TrainConfig(**(options | {"steps": 50, "keep": 0}), out=str(disk / "run")))
+        assert not (disk / "run").exists()
+        with pytest.raises(RunError, match="the disk is full"):
+            train(TrainConfig(**(options | {"keep": 1}), out=str(disk / "run")), [Filler()])
         whole = checkpoints.found(disk / "run" / "checkpoints")
         assert whole
         checkpoints.load_state(whole[-1])
