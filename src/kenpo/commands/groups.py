@@ -19,9 +19,11 @@ TRAIN: Groups = {
     ),
     "batch and updates": (
         "steps", "prompts", "group_size", "minibatches", "epochs", "microbatch_tokens", "max_refills", "refill",
+        "replay", "replay_limit", "replay_order",
     ),
     "sampling": (
         "temperature", "top_p", "top_k", "max_tokens", "stop", "keep_special_tokens", "engine", "sampling_tokens",
+        "lag", "max_staleness", "sampler_noise",
     ),
     "reward": (
         "verifier", "correct_at", "time_limit", "verifier_workers", "verifier_memory", "sandbox",

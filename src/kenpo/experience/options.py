@@ -153,7 +153,7 @@ class MixingOptions(Options):
 class CollectOptions(Options):
     """How a rollout batch is filled."""
 
-    LIMITS: ClassVar[Limits] = {"prompts": 1, "group_size": 1, "max_refills": 0}
+    LIMITS: ClassVar[Limits] = {"prompts": 1, "group_size": 1, "max_refills": 0, "replay_limit": 1}
 
     prompts: int | None = None
     """Prompts per step (16)."""
@@ -163,6 +163,12 @@ class CollectOptions(Options):
     """Further rounds of generation that dynamic sampling may ask for in one step."""
     refill: Literal["next", "same"] = "next"
     """In place of a group that can't be trained on: the next problem, or the same one sampled again."""
+    replay: float | None = None
+    """Share of each batch's groups that comes from earlier batches, as they were sampled; each is replayed once."""
+    replay_limit: int | None = None
+    """Groups held for that, the newest ones (256)."""
+    replay_order: Literal["oldest", "newest", "priority"] | None = None
+    """Which of them come first (oldest); priority: those whose rewards differ most."""
     seed: int = 0
     """Of the order of problems, the samples and the minibatches; one seed gives one run."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from kenpo.errors import InputError
 from kenpo.models.lora import ACTIVE, AVERAGE
 from kenpo.models.scorer import Scorer
 
+PROX_DECAY = 0.9  # ours
 AVERAGED = "average."  # what its names begin with in a checkpoint
 
 
@@ -48,3 +52,16 @@ class Average:
         for name, (_, q) in self.pairs.items():
             self.sums[name].copy_(tensors[AVERAGED + name])
             q.copy_(self.sums[name])
+
+
+def check_decay(decay: float | None, algorithm: Any) -> None:
+    """InputError for a decay of an average that no stage reads."""
+    if decay is not None and "logp_prox" not in algorithm.needs:
+        raise InputError(f"--prox-decay: no stage of {algorithm.name!r} reads an averaged policy; leave it out")
+
+
+def proximal_average(decay: float | None, algorithm: Any, scorer: Scorer) -> Average | None:
+    """The average of the policy's weights that is the algorithm's proximal policy; None where it reads none."""
+    if "logp_prox" not in algorithm.needs:
+        return None
+    return Average(scorer, 1.0 - (PROX_DECAY if decay is None else decay))

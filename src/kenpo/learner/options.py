@@ -92,8 +92,12 @@ class UpdateOptions(Options):
     """AdamW's (recipe 0.9 0.99, else 0.9 0.999)."""
     grad_clip: float = 1.0
     """Largest norm of the gradient; 0: off."""
+    prox_decay: float | None = None
+    """Of the average of the weights that an algorithm with a proximal policy compares with (0.9)."""
 
     def check(self) -> None:
-        """AdamW's averages forget."""
+        """Averages forget."""
+        if self.prox_decay is not None and not 0 <= self.prox_decay < 1:
+            raise InputError(f"--prox-decay: {self.prox_decay} is not in [0, 1)")
         if self.betas is not None and not (len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas)):
             raise InputError(f"--betas: two numbers in [0, 1) expected, got {self.betas}")

@@ -10,6 +10,8 @@ from kenpo.errors import InputError
 from kenpo.experience.corpus import check_corpus
 from kenpo.experience.mixing import MIXED, check_mixing
 from kenpo.experience.pairing import keeps_reference, supplied_by
+from kenpo.experience.replay import check_replay
+from kenpo.learner.average import check_decay
 from kenpo.learner import acting, critic, planning
 from kenpo.learner.critic import VALUED
 from kenpo.learner.memory import Load, ModelFacts, memory_estimate
@@ -19,7 +21,7 @@ from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import RunConfig
 
 SUPPLIED = frozenset({
-    "hinted", "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref",
+    "hinted", "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref", "logp_prox",
     "policy_version", "baseline", "prefix", "truncated", "support_ids", "logp", "entropy", "kl_ref",
 })  # fmt: skip
 
@@ -28,6 +30,9 @@ def plan_passes(algorithm: Any, config: RunConfig, vocabulary: int) -> Passes:
     """Decide the passes. InputError for a stage that needs a field this trainer does not supply."""
     check_teacher(algorithm, config, config.group_size)
     check_sampling(config, config.source, config.updates)
+    tracks = algorithm.advantage.span == Scope.STREAM
+    check_replay(config, config.source, config.minibatches, algorithm.name if tracks else None)
+    check_decay(config.prox_decay, algorithm)
     critic.check(algorithm, config.critic, config.critic_lr, config.critic_warmup, config.steps)
     check_mixing(algorithm, config)
     check_corpus(algorithm, config.corpus, config.corpus_rows, config.source)
@@ -59,8 +64,9 @@ def check_group_size(algorithm: Any, config: RunConfig) -> None:
 
 def notes(algorithm: Any, config: RunConfig) -> list[str]:
     """What a run says of itself before its first step."""
+    stale = config.lag > 0 or config.replay is not None
     foreign = config.engine != "hf" or config.sampler_noise is not None
-    return acting.notes(algorithm, config.updates, config.lag, foreign, config.deterministic == "on")
+    return acting.notes(algorithm, config.updates, stale, foreign, config.deterministic == "on")
 
 
 def load_of(config: RunConfig, passes: Passes) -> Load:

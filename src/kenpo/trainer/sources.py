@@ -22,6 +22,7 @@ from kenpo.experience.mixing import guide_of, mixture_of
 from kenpo.experience.pairing import pair_options
 from kenpo.experience.preferences import Pairs
 from kenpo.experience.prompts import Prompts
+from kenpo.experience.replay import fresh_prompts, with_replay
 from kenpo.experience.source import BatchOptions, OnPolicy, Source
 from kenpo.experience.tasks import Task
 from kenpo.learner.preferences import pair_figures
@@ -106,7 +107,8 @@ def on_policy(m: Making) -> Source:
     source = OnPolicy(
         task, verifier, m.engine, prompts, m.ranks, options, sampling, evaluator_of(m), hints, mixture, guide
     )
-    return source if m.config.corpus is None else with_corpus(m, source, m.config.corpus)
+    replayed = with_replay(source, m.config, m.config.max_staleness, lambda: m.present.version)
+    return replayed if m.config.corpus is None else with_corpus(m, replayed, m.config.corpus)
 
 
 def with_corpus(m: Making, source: Source, corpus: str) -> Source:
@@ -193,7 +195,7 @@ def prompts_of(m: Making, task: Task) -> Prompts:
 def batch_options(config: RunConfig, algorithm: Any) -> BatchOptions:
     """How a batch is filled."""
     return BatchOptions(
-        prompts=config.prompts, group_size=config.group_size, max_refills=config.max_refills, refill=config.refill,
+        prompts=fresh_prompts(config), group_size=config.group_size, max_refills=config.max_refills, refill=config.refill,
         seed=config.seed, correct_at=config.correct_at, baseline="baseline" in algorithm.needs, dtype=dtype_of(config),
     )  # fmt: skip
 

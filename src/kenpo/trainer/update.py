@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kenpo
+from kenpo.fields import EXPERT, REPLAYED
 from kenpo.learner import critic as critics
 from kenpo.learner.critic import Critic, Rates
 from kenpo.learner.figures import Figures, Sums
@@ -22,7 +23,7 @@ from kenpo.models.passes import prompt_keys
 from kenpo.models.scorer import Scorer
 from kenpo.runs.checkpoint import Part
 from kenpo.trainer.config import RunConfig
-from kenpo.types import EXPERT, Prepared, Rollouts
+from kenpo.types import Prepared, Rollouts
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Report:
     extremes: dict[str, float] = field(default_factory=dict)
     updates: int = 0
     trained: int = 0
-    foreign: int = 0  # of the trained tokens, those that an expert or a corpus wrote
+    foreign: int = 0  # of the trained tokens, those that this step did not sample
     lr: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -67,10 +68,11 @@ class Updater:
 
     def score(self, rollouts: Rollouts, prompts: Sequence[int], seconds: dict[str, float]) -> Rollouts:
         """`rollouts` with the old and the reference log-probs that the plan asks for."""
-        own = self.learner.scorer
+        own, average = self.learner.scorer, self.learner.average
         for name, wanted, scorer, context in (
             ("logp_old", self.passes.old, own, None),
             ("logp_ref", self.passes.reference and "logp_ref" in self.algorithm.needs, self.reference, None),
+            ("logp_prox", "logp_prox" in self.algorithm.needs, average and average.scorer, None),
             ("logp_guided", "logp_guided" in self.algorithm.needs, own, "guided"),
             ("logp_teacher", "logp_teacher" in self.algorithm.needs, own.teacher, own.teacher_context),
         ):
@@ -107,7 +109,9 @@ class Updater:
         if not all_fresh(rollouts, version) and (gap := gap_of_the_fresh(rollouts, version)) is not None:
             report.extremes["sampler_gap"] = gap
         report.trained = int(trained.sum())
-        given = rollouts.supervised if rollouts.origin is None else rollouts.supervised | (rollouts.origin == EXPERT)
+        given = rollouts.supervised
+        if rollouts.origin is not None:
+            given = given | (rollouts.origin == EXPERT) | (rollouts.origin == REPLAYED)
         given = given if rollouts.logp_source is None else given | rollouts.logp_source.isfinite()
         report.foreign = int(trained[given].sum())
         report.add("selected", float(prepared.selected.sum()), len(rollouts))
