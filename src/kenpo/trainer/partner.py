@@ -41,7 +41,7 @@ def check_partner(algorithm: Any, config: RunConfig) -> None:
         ("--lora-rank", config.lora_rank), ("--corpus", config.corpus), ("--rephrase", config.rephrase),
         ("--source", config.source not in (None, "on_policy")), ("--engine", config.engine != "hf"),
         ("--lag", config.lag), ("--max-staleness", config.max_staleness is not None),
-        ("--sampler-noise", config.sampler_noise),
+        ("--sampler-noise", config.sampler_noise), ("--replay", config.replay),
     ):  # fmt: skip
         if given:
             raise InputError(f"{option}: not beside --partner, whose policies sample and train alike; leave it out")
