@@ -13,10 +13,13 @@ def idle_parts(algorithm: Any, updates: int, stale: bool, foreign: bool) -> list
     return [f"{p.part} can't act: {p.why}; it would with {p.needed}" for p in found if not p.acts]
 
 
-def notes(algorithm: Any, updates: int, stale: bool = False, foreign: bool = False, deterministic: bool = True) -> list[str]:
+def notes(
+    algorithm: Any, updates: int, stale: bool = False, foreign: bool = False, deterministic: bool = True
+) -> list[str]:
     """What a run says before its first step: idle parts, and updates without an importance ratio.
 
-    ``updates`` are those per batch; ``stale``: older weights may have sampled a part of it; ``foreign``: the sampler is not the trained module in its own precision.
+    ``updates`` are those per batch; ``stale``: older weights may have sampled a part of it; ``foreign``: the sampler is
+    not the trained module in its own precision.
     """
     bias, old = kenpo.biased(algorithm, updates), kenpo.uncorrected(algorithm) if stale else None
     loose = ["kernels are not deterministic: resumed, this run does not repeat bit for bit (--deterministic on)"]

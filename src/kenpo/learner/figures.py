@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kenpo.ranks import Ranks
-from kenpo.types import Loss
+from kenpo.types import Loss, Rollouts
 
 Sums = dict[str, list[float]]
+
+
+@dataclass
+class Report:
+    """What one batch's updates did. ``sums`` name -> [sum, count]; ``extremes`` name -> maximum."""
+
+    rollouts: Rollouts
+    state: Any
+    sums: Sums = field(default_factory=dict)
+    extremes: dict[str, float] = field(default_factory=dict)
+    updates: int = 0
+    trained: int = 0
+    foreign: int = 0  # of the trained tokens, those that this step did not sample
+    lr: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, total: float, count: float) -> None:
+        """Add to a summed figure."""
+        entry = self.sums.setdefault(name, [0.0, 0.0])
+        entry[0] += total
+        entry[1] += count
 
 
 class Figures:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kenpo.experience.source import Collected
-    from kenpo.trainer.update import Report
+    from kenpo.learner.figures import Report
 
 
 def step_figures(step: int, collected: Collected, report: Report) -> dict[str, Any]:

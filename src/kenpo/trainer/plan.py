@@ -11,8 +11,8 @@ from kenpo.experience.corpus import check_corpus
 from kenpo.experience.mixing import MIXED, check_mixing
 from kenpo.experience.pairing import keeps_reference, supplied_by
 from kenpo.experience.replay import check_replay
-from kenpo.learner.average import check_decay
 from kenpo.learner import acting, critic, planning
+from kenpo.learner.average import check_decay
 from kenpo.learner.critic import VALUED
 from kenpo.learner.memory import Load, ModelFacts, memory_estimate
 from kenpo.learner.planning import Passes, who
@@ -21,8 +21,8 @@ from kenpo.stages.base import Scope, snake
 from kenpo.trainer.config import RunConfig
 
 SUPPLIED = frozenset({
-    "hinted", "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref", "logp_prox",
-    "policy_version", "baseline", "prefix", "truncated", "support_ids", "logp", "entropy", "kl_ref",
+    "hinted", "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref",
+    "logp_prox", "policy_version", "baseline", "prefix", "truncated", "support_ids", "logp", "entropy", "kl_ref",
 })  # fmt: skip
 
 

@@ -195,8 +195,8 @@ def prompts_of(m: Making, task: Task) -> Prompts:
 def batch_options(config: RunConfig, algorithm: Any) -> BatchOptions:
     """How a batch is filled."""
     return BatchOptions(
-        prompts=fresh_prompts(config), group_size=config.group_size, max_refills=config.max_refills, refill=config.refill,
-        seed=config.seed, correct_at=config.correct_at, baseline="baseline" in algorithm.needs, dtype=dtype_of(config),
+        fresh_prompts(config), config.group_size, config.max_refills, config.refill, seed=config.seed,
+        correct_at=config.correct_at, baseline="baseline" in algorithm.needs, dtype=dtype_of(config),
     )  # fmt: skip
 
 

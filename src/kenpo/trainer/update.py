@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import kenpo
 from kenpo.fields import EXPERT, REPLAYED
 from kenpo.learner import critic as critics
 from kenpo.learner.critic import Critic, Rates
-from kenpo.learner.figures import Figures, Sums
+from kenpo.learner.figures import Figures, Report
 from kenpo.learner.learner import Learner
 from kenpo.learner.minibatches import minibatches
 from kenpo.learner.optimizer import learning_rate
@@ -24,27 +23,6 @@ from kenpo.models.scorer import Scorer
 from kenpo.runs.checkpoint import Part
 from kenpo.trainer.config import RunConfig
 from kenpo.types import Prepared, Rollouts
-
-
-@dataclass
-class Report:
-    """What one batch's updates did. ``sums`` name -> [sum, count]; ``extremes`` name -> maximum."""
-
-    rollouts: Rollouts
-    state: Any
-    sums: Sums = field(default_factory=dict)
-    extremes: dict[str, float] = field(default_factory=dict)
-    updates: int = 0
-    trained: int = 0
-    foreign: int = 0  # of the trained tokens, those that this step did not sample
-    lr: float = 0.0
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def add(self, name: str, total: float, count: float) -> None:
-        """Add to a summed figure."""
-        entry = self.sums.setdefault(name, [0.0, 0.0])
-        entry[0] += total
-        entry[1] += count
 
 
 class Updater:
@@ -72,7 +50,7 @@ class Updater:
         for name, wanted, scorer, context in (
             ("logp_old", self.passes.old, own, None),
             ("logp_ref", self.passes.reference and "logp_ref" in self.algorithm.needs, self.reference, None),
-            ("logp_prox", "logp_prox" in self.algorithm.needs, average and average.scorer, None),
+            ("logp_prox", "logp_prox" in self.algorithm.needs, average.scorer if average else None, None),
             ("logp_guided", "logp_guided" in self.algorithm.needs, own, "guided"),
             ("logp_teacher", "logp_teacher" in self.algorithm.needs, own.teacher, own.teacher_context),
         ):
