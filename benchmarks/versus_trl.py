@@ -75,8 +75,9 @@ def prepare(name: str, a: argparse.Namespace, folder: Path, seed: int = 0) -> di
     return setup
 
 
-def long_prompt_model(folder: Path) -> None:
-    """A random Qwen3-style model over 64 characters; its tokenizer's end and padding lie outside what it samples."""
+def long_prompt_model(folder: Path, vocabulary: int = 64) -> None:
+    """A random Qwen3-style model over 64 characters; its tokenizer's end and padding lie outside what it samples, or
+    inside with a `vocabulary` of 65."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -86,7 +87,7 @@ def long_prompt_model(folder: Path) -> None:
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=64, hidden_size=256, intermediate_size=640, num_hidden_layers=4, num_attention_heads=4,
+            vocab_size=vocabulary, hidden_size=256, intermediate_size=640, num_hidden_layers=4, num_attention_heads=4,
             num_key_value_heads=2, head_dim=64, max_position_embeddings=1024, eos_token_id=64, pad_token_id=None,
             bos_token_id=None, tie_word_embeddings=False,
         )
