@@ -1,4 +1,4 @@
-"""What the documents advise for extras leaves the torch that is there: pip's own dry run, in an environment with another.
+"""What the documents advise for extras leaves the torch that is there: pip's own dry run beside another torch.
 
 The environment is empty but for the metadata of a torch, which is all that pip looks at. Needs the package index.
 """
