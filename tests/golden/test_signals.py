@@ -14,7 +14,17 @@ import kenpo
 from golden.given import batch, tensor
 from golden.test_files import cases, close
 from kenpo.ops import risk, signals, tracker
-from kenpo.stages import BetaTracker, FrequencyAware, GroupZScore, MajorityVote, TargetDistribution
+from kenpo.stages import (
+    BetaTracker,
+    Calibration,
+    FrequencyAware,
+    GroupRobust,
+    GroupZScore,
+    LeaveOneOut,
+    MajorityVote,
+    QuantileRisk,
+    TargetDistribution,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -163,6 +173,38 @@ def test_robust_scale(i, e):
     everyone = torch.ones_like(group).bool()
     close(signals.group_median(rewards, group, everyone), e["median"])
     close(signals.robust_score(rewards, group, everyone, i["eps"]), e["advantages"])
+    close(judged(GroupRobust(i["eps"]), i).advantages[:, 1], e["advantages"])
+
+
+def judged(advantage, i, state=None):
+    """One-token responses with the case's rewards and groups under this advantage."""
+    rollouts, _ = batch(rewards=i["rewards"], group=i["group"], logp_sampler=[[0.0]] * len(i["rewards"]))
+    return kenpo.prepare(kenpo.get("rloo").but(advantage=advantage), rollouts, state)
+
+
+@pytest.mark.parametrize(("i", "e"), cases("leave_one_out_normalised"))
+def test_leave_one_out_over_the_others_deviation(i, e):
+    got = judged(LeaveOneOut(normalised=True, eps=i["eps"]), i).advantages[:, 1]
+    close(got, e["advantages"])
+
+
+@pytest.mark.parametrize(("i", "e"), cases("rlcr"))
+def test_rlcr(i, e):
+    n = len(i["correct"])
+    rollouts, _ = batch(rewards=[float(c) for c in i["correct"]], logp=[[0.0]] * n)
+    parts = {"confidence": tensor(i["confidence"]), "format": tensor(i["format_reward"])}
+    a = kenpo.get("rlcr").but(shaping=(Calibration(format_weight=1.0),))
+    close(kenpo.prepare(a, rollouts.replace(reward_parts=parts)).shaped, e["rewards"])
+
+
+def test_a_confidence_that_is_none():
+    rollouts, _ = batch(rewards=[1.0, 1.0, 0.0, 1.0], logp=[[0.0]] * 4)
+    with pytest.raises(kenpo.errors.MissingFieldError, match="'confidence'"):
+        kenpo.prepare(kenpo.get("rlcr"), rollouts)
+    rollouts = rollouts.replace(reward_parts={"confidence": tensor([math.nan, 1.01, -0.01, 1.0])})
+    close(kenpo.prepare(kenpo.get("rlcr"), rollouts).shaped, [-1.0, -1.0, -1.0, 1.0])
+    with pytest.raises(kenpo.errors.InputError, match="rollout 1 has reward 2"):
+        kenpo.prepare(kenpo.get("rlcr"), rollouts.replace(rewards=tensor([1.0, 2.0, 0.0, 1.0])))
 
 
 @pytest.mark.parametrize(("i", "e"), cases("riskpo"))
@@ -179,6 +221,16 @@ def test_risk(i, e):
         a = a / (z.std() + 1e-6) if i["divide_by_std"] else a
     close(a, e["advantages"])
     close(risk.sum_mean_credit(a, scores, scores - scores.mean(0)), e["sum_mean_credit"])
+    bundles, questions = scores.shape
+    case = {"rewards": scores.T.flatten().tolist(), "group": [q for q in range(questions) for _ in range(bundles)]}
+    how = {"bundle": questions, "pairing": "stored", "alpha": i["alpha"], "beta": i["beta"]}
+    if i["variant"] == "paper":
+        how |= {"omega": i["omega"]}
+    else:
+        how |= {"form": "masses", "mix": i["mix"], "baseline": i["natural_baseline"], "divide": i["divide_by_std"]}
+    for credit, want in (("uniform", [[x] * questions for x in e["advantages"]]), ("sum_mean", e["sum_mean_credit"])):
+        got = judged(QuantileRisk(**how, credit=credit), case, {"quantiles": tensor(i["quantiles"])})
+        close(got.advantages[:, 1].reshape(questions, bundles).T, want)
 
 
 @pytest.mark.parametrize(("i", "e"), cases("riskpo_tracker"))
@@ -187,6 +239,40 @@ def test_tracked_quantiles(i, e):
     for scores, want in zip(i["batches"], e["quantiles_after"], strict=True):
         q = risk.quantile_step(q, tensor(i["levels"]), tensor(scores), i["lr"])
         close(q, want)
+    stage = QuantileRisk(bundle=1, alpha=i["levels"][0], beta=i["levels"][1], lr=i["lr"])
+    state = {"quantiles": tensor(i["quantiles"])}
+    for scores, want in zip(i["batches"], e["quantiles_after"], strict=True):
+        state = judged(stage, {"rewards": scores, "group": [0] * len(scores)}, state).state
+        close(state["quantiles"], want)
+
+
+def test_quantiles_are_read_before_they_move():
+    """A batch is judged by what the last one left: the same batch twice gives other advantages the second time."""
+    case = {"rewards": [0.0, 1.0, 2.0, 3.0], "group": [0, 0, 0, 0]}
+    stage = QuantileRisk(bundle=1, lr=1.0)
+    first = judged(stage, case)
+    close(first.state["quantiles"], [0.6 + 0.2 - 0.25, 2.4 + 0.8 - 0.75])
+    second = judged(stage, case, first.state)
+    qa, qb = first.state["quantiles"].tolist()
+    close(second.advantages[:, 1], [-1.5 * qa + qa - qb, 1 - qb, 2 - qb, 0.0])
+
+
+def test_which_responses_meet_does_not_depend_on_the_order_of_rows():
+    rollouts, _ = batch(
+        rewards=[float(k) for k in range(12)], group=[k % 3 for k in range(12)],
+        logp_sampler=[[-0.1 * k - 0.013 * k * k] for k in range(12)],
+    )  # fmt: skip
+    a = kenpo.get("riskpo").but(advantage=QuantileRisk(bundle=3))
+    plain = kenpo.prepare(a, rollouts).advantages[:, 1]
+    order = torch.tensor([5, 0, 11, 3, 7, 1, 10, 2, 9, 4, 8, 6])
+    close(kenpo.prepare(a, rollouts[order]).advantages[:, 1], plain[order].tolist())
+    stored = kenpo.prepare(kenpo.get("riskpo").but(advantage=QuantileRisk(bundle=3, pairing="stored")), rollouts)
+    assert not torch.allclose(stored.advantages[:, 1], plain)
+    stage = a.advantage
+    ctx = kenpo.stages.Context(rollouts, torch.ones(12, dtype=torch.bool))
+    members = stage._bundles(ctx.of("QuantileRisk", stage.needs))
+    met = [sorted(rollouts.group[members == m].tolist()) for m in members.unique()]
+    assert met == [[0, 1, 2]] * 4  # one response of each question
 
 
 @pytest.mark.parametrize(("i", "e"), cases("riskpo_k_level"))

@@ -9,7 +9,7 @@ SETTINGS: dict[str, dict] = {
     name: {"aggregate.length": 7} for name in ("dr_grpo", "range_grpo", "luffy", "luffy-known")
 }
 #: Extra fields that the random cases must carry.
-OPTIONS: dict[str, dict] = {"spo": {"binary": True}}
+OPTIONS: dict[str, dict] = {"spo": {"binary": True}, "rlcr": {"binary": True}}
 
 
 def algorithm(name: str) -> kenpo.Algorithm:
@@ -25,6 +25,8 @@ def options(name: str) -> dict:
         found["topk"] = 3
     if a.needs & {"router_logp", "router_logp_old", "routes"}:
         found["router"] = (2, 2)
+    if a.advantage.reads_parts or any(s.parts for s in a.shaping):
+        found["parts"] = True
     if "origin" in a.needs:
         found["experts"] = True
     if "support_ids" in a.needs:

@@ -155,7 +155,11 @@ def test_junk_at_masked_positions_changes_nothing(name):
         mask = [[m or q for m, q in zip(*row, strict=True)] for row in rows]
         for part in case:
             for field, rows in case[part].items():
-                if field in ("mask", "prompt_mask") or not isinstance(rows[0], list) or isinstance(rows[0][0], list):
+                if (
+                    field in ("mask", "prompt_mask", "reward_parts")
+                    or not isinstance(rows[0], list)
+                    or isinstance(rows[0][0], list)
+                ):
                     continue
                 if len(rows[0]) != len(mask[0]):  # [B,K]: no tokens
                     continue
@@ -181,8 +185,9 @@ def test_nothing_to_learn_gives_zero_with_a_graph(name, what):
     else:
         rollouts = rollouts.replace(rewards=torch.full_like(rollouts.rewards, 0.1))
         a = kenpo.get(name)
-        if not a.advantage.group_relative or a.regularizers or any("answer" in s.needs for s in a.shaping):
-            pytest.skip("an outcome without a group baseline, a penalty, or rewards made of answers still teach")
+        made = a.advantage.reads_parts or any("answer" in s.needs or s.parts for s in a.shaping)
+        if not a.advantage.group_relative or a.regularizers or made:
+            pytest.skip("an outcome without a group baseline, a penalty, answers or parts of a reward still teach")
     policy.logp.requires_grad_()
     result = kenpo.evaluate(algorithm(name), rollouts, policy)
     assert float(result.loss.detach()) == 0.0

@@ -1,10 +1,12 @@
-"""Objectives on rewards that a group or a memory makes: TTRL, GAPO, MaD-RL, SPO."""
+"""Objectives on rewards that a group, a memory or several axes make: TTRL, GAPO, MaD-RL, SPO, RLCR, GPRL, RiskPO."""
 
 from __future__ import annotations
 
-from .batch import Batch, clipped, dual_clipped, sequence_mean, token_mean, z_score
-from .grpo_family import k3
-from .outcomes import gapo_rewards, madrl_rewards, majority, spo_step
+import math
+
+from .batch import Batch, clipped, dual_clipped, mean, quantile, sequence_mean, token_mean, z_score
+from .grpo_family import k3, sequence_ratio
+from .outcomes import gapo_rewards, madrl_rewards, majority, risk_code, risk_paper, rlcr_reward, spo_step
 
 
 def zscored(case, rewards, eps, ddof, beta):
@@ -67,3 +69,60 @@ def spo(case, low=0.2, high=0.28, dual=10.0):
     A = spo_step({row["prompt"]: (0.5, 0.5) for row in rows}, rows, lambda row: 0.96)["advantages"] if rows else []
     J = [[dual_clipped(r, a, low, high, dual) for r in y.ratios()] for y, a in zip(batch, A, strict=True)]
     return batch.result(-token_mean(batch, J), A)
+
+
+def rlcr(case, invalid=-1.0):
+    """RLCR, arXiv 2507.16806: c - (q - c)^2 of a stated confidence q in [0, 1], else `invalid`."""
+
+    def reward(y):
+        q = case["rollouts"]["reward_parts"]["confidence"][y.row]
+        return rlcr_reward(y.reward, q) if 0 <= q <= 1 else invalid
+
+    return zscored(case, lambda group: [reward(y) for y in group], 1e-6, 1, 0.0)
+
+
+def gprl(case, eps=1e-4):
+    """GPRL's advantage, arXiv 2605.18721: z-scores of each axis among those that have it (NaN: none), added."""
+    batch = Batch(case)
+    A = [0.0] * batch.N
+    for axis in case["rollouts"]["reward_parts"].values():
+        for i, y in enumerate(batch):
+            having = [j for j in batch.group_of(y) if not math.isnan(axis[batch.responses[j].row])]
+            if i in having:
+                A[i] += z_score(eps, 1)([axis[batch.responses[j].row] for j in having], having.index(i))
+    J = [[clipped(r, a, 0.2, 0.2) for r in y.ratios()] for y, a in zip(batch, A, strict=True)]
+    return batch.result(-sequence_mean(batch, J), A)
+
+
+def shuffled(y):
+    """Where a response stands when bundles are drawn: the digits of its sampler's log-prob, behind the fifth or so."""
+    return (math.fsum(y.take("logp_sampler")) * 1e3 * 0.6180339887498949) % 1.0
+
+
+def bundles(batch, size, key):
+    """Lists of responses: the k-th (by `key`) of each of `size` questions, in the order of the questions' numbers."""
+    questions = sorted({y.group for y in batch})
+    made = []
+    for at in range(0, len(questions), size):
+        lines = [sorted((y for y in batch if y.group == g), key=key) for g in questions[at : at + size]]
+        made += [[line[k] for line in lines if k < len(line)] for k in range(max(map(len, lines)))]
+    return made
+
+
+def riskpo(case, masses=False, size=5, low=0.2, high=0.2):
+    """RiskPO, arXiv 2510.00911, first batch: its own quantiles. `masses`: the release's parametrisation."""
+    batch = Batch(case)
+    made = bundles(batch, size, shuffled)
+    z = [size * mean([y.reward for y in bundle]) for bundle in made]
+    A = [0.0] * batch.N
+    if z:
+        qa, qb = quantile(z, 0.2), quantile(z, 0.8)
+        for score, bundle in zip(z, made, strict=True):
+            a = risk_code(score, qa, qb, 0.2, 0.8, 1.5) if masses else risk_paper(score, qa, qb)
+            for y in bundle:
+                A[batch.responses.index(y)] = a
+    pairs = list(zip(batch, A, strict=True))
+    if masses:
+        return batch.result(-token_mean(batch, [[clipped(r, a, low, high) for r in y.ratios()] for y, a in pairs]), A)
+    J = [clipped(sequence_ratio(y), a, low, high) for y, a in pairs if y.n]
+    return batch.result(-sum(J) / max(batch.N, 1), A)

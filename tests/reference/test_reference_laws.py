@@ -21,18 +21,30 @@ ANSWERED = ("gapo", "mad_rl", "mad_rl-l2", "mad_rl-forward-kl", "mad_rl-jsd", "t
 OPTIONS |= {n: {"answers": True} for n in ANSWERED} | {n: {"experts": True} for n in ("gkd-mixed", "sft_mixture")}
 OPTIONS |= {"spo": {"answers": True, "binary": True}, "rfpo": {"critic": True, "binary": True},
             "ppo-ptx": {"critic": True, "supervised": True}, "rlid": {"decisions": True}}  # fmt: skip
+OPTIONS |= {"gprl": {"parts": True}, "rlcr": {"parts": True, "binary": True}}
 ALL = REFERENCES | {
     n: f for n, f in WIDER.items() if n not in ("graft_with_sources", "sis")
 }  # those take lists beside the case
 NAMES = sorted(ALL)
 # A weight that reads pi_theta is a constant under the gradient, so differences of the value don't give the slope.
 DETACHED = {"cispo", "m2po-code", "minpro", "minpro-inclusive", "mini_rl", "gspo_token", "dhpo", "gppo", "pmpo"}
-DETACHED |= {"gmc_grpo", "reco", "dhpo-entropy", "gppo-dual", "mini_rl-old", "cispo-floor", "cispo-mask", "cispo-band"}
+DETACHED |= {
+    "gmc_grpo",
+    "reco",
+    "dhpo-entropy",
+    "gppo-dual",
+    "mini_rl-old",
+    "cispo-floor",
+    "cispo-mask",
+    "cispo-band",
+    "cispo-dynamic",
+}
 DETACHED |= {"minillm", "opd-prime", "sdpo", "sdpo-sampled", "teacher_mixed-losses"}
 # A critic, a baseline of another kind, a KL, a teacher, an expert or a vote teaches without any difference of rewards.
 TAUGHT = {"erpo", "grin", "ppo", "ppo-ptx", "vapo", "rfpo", "remax", "reinforce_pp-kl", "spo", "sft", "sft_mixture"}
 TAUGHT |= {n for n in NAMES if n in ANSWERED or n.partition("-")[0] in ("gkd", "minillm", "opd", "opsa", "sdpo")}
 TAUGHT |= {n for n in NAMES if n.partition("-")[0] in ("opsd", "teacher_mixed")}
+TAUGHT |= {"rlcr", "gprl"}  # a confidence or another axis teaches where the outcomes are equal
 PAIRWISE = {n for n in NAMES if n.partition("-")[0] in ("reward_model", "dpo", "ipo", "simpo", "mdre")}
 
 
@@ -75,7 +87,8 @@ def test_finite_and_blind_to_masked_positions(name, gap):
 def test_order_of_rows_changes_nothing(name):
     case = make_case(5, **OPTIONS.get(name, {}))
     order = random.Random(0).sample(range(len(case["rollouts"]["mask"])), len(case["rollouts"]["mask"]))
-    moved = {part: {n: [v[k] for k in order] for n, v in case[part].items()} for part in case}
+    taken = lambda v: {n: taken(x) for n, x in v.items()} if isinstance(v, dict) else [v[k] for k in order]  # noqa: E731
+    moved = {part: taken(case[part]) for part in case}
     a, b = reference(name, case), reference(name, moved)
     assert math.isclose(a[0], b[0], rel_tol=1e-12, abs_tol=1e-14)
     for k, j in enumerate(order):

@@ -180,6 +180,17 @@ def graft(case, threshold=0.8, low=0.2, high=0.28, eps=1e-6):
     return batch.result(-token_mean(batch, J, sum(1 for row in W for w in row if w)), A, W)
 
 
+def cispo_dynamic(case, cap=5.0, eps=1e-6):
+    """CISPO with DAPO's dynamic sampling: over groups whose raw outcomes differ; no length limit."""
+    batch = Batch(case, keep=lambda group, y: any(z.reward != group[0].reward for z in group))
+    A = batch.by_group(batch.rewards, z_score(eps))
+    J = [
+        [min(stop(r), cap) * a * lp for r, lp in zip(y.ratios(), y.logp, strict=True)]
+        for y, a in zip(batch, A, strict=True)
+    ]
+    return batch.result(-token_mean(batch, J), A)
+
+
 def cispo_mask(case, cap=5.0, low=0.2, high=0.28, eps=1e-6):
     """CISPO with its unified mask, at PPO's bounds: no token that moved out of [1-low, 1+high] where A pushes."""
     batch = Batch(case)
@@ -200,6 +211,7 @@ VARIANTS = {
     "cispo-floor": partial(cispo, floor=0.8, cap=1.2),
     "cispo-band": partial(cispo, floor=0.8, cap=1.2, average=sequence_mean),
     "cispo-mask": cispo_mask,
+    "cispo-dynamic": cispo_dynamic,
     "gmpo-literal": partial(gmpo, literal=True),
     "pmpo-half": partial(pmpo, p=0.5),
     "sspo-arctan": sspo_arctan,

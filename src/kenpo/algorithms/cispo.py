@@ -12,11 +12,12 @@ The lower bound is off, as in the paper's experiments. The paper gives no number
 `cispo-floor` is the two-sided clip of verl's defaults, [.8, 1.2]; a floor lifts the weight of tokens that have become
 unlikely. `cispo-band` is that clip (widths ours) under GRPO's mean of response means.
 `cispo-mask` adds the paper's unified mask, which drops what PPO's clip would (ours: its widths .2/.28). On a
-test batch cap 5 gives −.0892, cap 1.28 −.1260, [.8, 1.2] −.1594.
+test batch cap 5 gives −.0892, cap 1.28 −.1260, [.8, 1.2] −.1594. `cispo-dynamic` is the paper's whole recipe: with
+DAPO's dynamic sampling and length penalty (``shaping.soft_overlong.limit``).
 """
 
 from kenpo.algorithms.grpo import GRPO
-from kenpo.stages import DetachedClip, RatioGate, SequenceMean, TokenMean
+from kenpo.stages import DetachedClip, DropUniformGroups, RatioGate, SequenceMean, SoftOverlong, TokenMean
 
 CISPO = GRPO.but(
     name="cispo",
@@ -29,3 +30,4 @@ CISPO = GRPO.but(
 CISPO_FLOOR = CISPO.but(name="cispo-floor", surrogate=DetachedClip(floor=0.8, cap=1.2), status="our reading")
 CISPO_BAND = CISPO_FLOOR.but(name="cispo-band", aggregate=SequenceMean())
 CISPO_MASK = CISPO.but(name="cispo-mask", weights=(RatioGate(low=0.2, high=0.28),), status="our reading")
+CISPO_DYNAMIC = CISPO.but(name="cispo-dynamic", selection=(DropUniformGroups(),), shaping=(SoftOverlong(),))

@@ -119,6 +119,22 @@ NOTES: dict[str, Note] = {
         "Frequencies of a small group are noise; forward KL divides by them.",
         (_NOBODY,),
     ),
+    "rlcr": Note(
+        "Answers that come with a stated confidence, where a confident mistake costs.",
+        "Nobody states a confidence unasked: the prompt, or a start that was trained to, has to bring it.",
+        (_NOBODY,),
+    ),
+    "gprl": Note(
+        "Rewards of several parts whose spreads differ, where the largest would decide alone.",
+        "A part that hardly varies in a group is blown up to the weight of all others.",
+        ("TRL's normalize-then-sum option for several rewards has the same shape.",),
+    ),
+    "riskpo": Note(
+        "Hard problems that are seldom solved, where the mean reward is earned elsewhere.",
+        "Advantages are never positive: what is above the upper quantile is left alone, all else is pushed down "
+        "less or more.",
+        ("The released code works out quantiles per bundle; here they are tracked over batches.",),
+    ),
     "gspo": Note(
         "Mixtures of experts and long answers, where token ratios are noise.",
         "Its clip range is 500 to 700 times narrower than GRPO's: numbers do not carry over. A clipped "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kenpo.ops.masked import divide, select
+from kenpo.ops.masked import divide, row_mean, select
 
 
 def group_index(group: Tensor) -> tuple[Tensor, int]:
@@ -99,6 +99,36 @@ def leave_one_out(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
     """[B] `x` minus the mean of the *other* members of its group: centred × G/(G−1); 0 for a member that is alone."""
     size = group_count(group, valid, x)
     return divide(centred(x, group, valid) * size, (size - 1).clamp(min=0))
+
+
+def others_std(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:
+    """On each row [B], the standard deviation (ddof 1) of the *other* valid rows of its group.
+
+    Exactly 0 where they are all equal, fewer than two, or the row is not valid.
+
+    >>> x = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    >>> others_std(x, torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.bool))
+    tensor([0.5774, 0.0000, 0.5774, 0.5774])
+    """
+    index, n = group_index(group)
+    found = torch.zeros_like(x)
+    for g in range(n):
+        rows = ((index == g) & valid).nonzero().flatten()
+        k = len(rows)
+        if k < 3:
+            continue
+        others = x[rows].repeat(k, 1)[~torch.eye(k, dtype=torch.bool, device=x.device)].reshape(k, k - 1)
+        seen = torch.ones_like(others, dtype=torch.bool)
+        deviation = others - row_mean(others, seen).unsqueeze(-1)
+        std = divide(deviation.square().sum(-1), torch.full_like(x[rows], k - 2)).sqrt()
+        found[rows] = select(std, others.amax(-1) > others.amin(-1))
+    return found
+
+
+def leave_one_out_normalised(x: Tensor, group: Tensor, valid: Tensor, *, eps: float) -> Tensor:
+    """[B] `leave_one_out` over (std of the others + eps); undivided where that std is 0 or there are fewer than two."""
+    std = others_std(x, group, valid)
+    return leave_one_out(x, group, valid) / torch.where(std > 0, std + eps, torch.ones_like(std))
 
 
 def group_max(x: Tensor, group: Tensor, valid: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from kenpo.stages.advantages import (
     BatchScaled,
     GlobalWhiten,
     GroupCentred,
+    GroupRobust,
     GroupZScore,
     LeaveOneOut,
     Ones,
@@ -70,10 +71,11 @@ from kenpo.stages.rarity import InverseLikelihood, VarianceRatio
 from kenpo.stages.ratios import LogClip, PowerRatio, PrefixMinRatio, SequenceRatio, TokenRatio
 from kenpo.stages.regularizers import EntropyBonus, KLToReference
 from kenpo.stages.rejection import Compatibility, Rejection, Rule
+from kenpo.stages.risk import QuantileRisk
 from kenpo.stages.routing import RouterShift, RouterStability
 from kenpo.stages.selection import DropTruncated, DropUniformGroups
 from kenpo.stages.selective import SelectiveRatio
-from kenpo.stages.shaping import SoftOverlong
+from kenpo.stages.shaping import Calibration, SoftOverlong
 from kenpo.stages.surrogates import (
     ArctanGate,
     BranchClip,

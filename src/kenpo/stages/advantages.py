@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from kenpo.ops import groups, masked, ratios, returns
+from kenpo.ops import groups, masked, ratios, returns, signals
 from kenpo.stages.base import Advantage, Scope
 from kenpo.stages.context import Context
 
@@ -75,11 +75,40 @@ class BatchScaled(Advantage):
 class LeaveOneOut(Advantage):
     """``R_i −`` mean of the other members of the group: `GroupCentred` × G/(G−1); 0 for a rollout that is alone.
 
-    Source: RLOO, arXiv:2402.14740.
+    ``normalised``: over (std of the others, ddof 1, + ``eps``), undivided where the others are all equal or fewer than
+    two: then a response keeps its plain lead. Source: RLOO, arXiv:2402.14740; the division is our reading of what
+    others call a normalised leave-one-out.
     """
 
+    normalised: bool = False
+    eps: float = 1e-6
+
+    def check(self) -> None:
+        self.refuse(self.eps >= 0, f"eps must not be negative, got {self.eps}")
+
     def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
+        if self.normalised:
+            a = groups.leave_one_out_normalised(rewards, ctx.group, ctx.selected, eps=self.eps)
+            return ctx.per_token(a), state
         return ctx.per_token(groups.leave_one_out(rewards, ctx.group, ctx.selected)), state
+
+
+@dataclass(frozen=True)
+class GroupRobust(Advantage):
+    """``(R − median) / (1.4826·MAD + eps)`` within the group, MAD the median of |R − median|.
+
+    Outliers don't set the scale; 1.4826·MAD is the standard deviation of a normal sample. 0 for the whole group where
+    MAD is 0, an outlier included: with rewards of 0 and 1 only a group that is split in half teaches. A median of an
+    even number is the mean of the middle two. Source: ours, beside Dr. GRPO's centring (arXiv:2503.20783).
+    """
+
+    eps: float = 1e-6
+
+    def check(self) -> None:
+        self.refuse(self.eps >= 0, f"eps must not be negative, got {self.eps}")
+
+    def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any]:
+        return ctx.per_token(signals.robust_score(rewards, ctx.group, ctx.selected, self.eps)), state
 
 
 @dataclass(frozen=True)

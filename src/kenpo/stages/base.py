@@ -138,6 +138,11 @@ class Shaping(Stage):
 
     _scope = Scope.SEQUENCE
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the reward's parts that it reads."""
+        return ()
+
     def __call__(self, rewards: Tensor, ctx: Context) -> Tensor:
         raise NotImplementedError
 
