@@ -43,9 +43,10 @@ def test_priorities_choose_the_problems_and_leave_the_cursor():
     assert torch.equal(got.rollouts.prompt_id, again.rollouts.prompt_id)
 
 
-def test_an_endless_task_knows_no_priorities():
-    with pytest.raises(InputError, match="endless"):
-        Asked(lambda answer, i: 1.0).collect(1, 0, {1: 1.0})
+def test_an_endless_task_is_drawn_from_its_first_problems():
+    weights = {n: float(n in (5, 511)) for n in range(512)} | {700: 1e9}
+    got = Asked(lambda answer, i: float(i % 2), algorithm="grpo", prompts=2).collect(1, 0, weights)
+    assert sorted(set(got.rollouts.prompt_id.tolist())) == [5, 511]
 
 
 def test_the_same_problem_may_be_sampled_again():

@@ -18,7 +18,7 @@ from kenpo.errors import InputError, TooLongError
 class SamplingOptions:
     """How to sample: logits / ``temperature``, then the ``top_k`` likeliest ids (0: all), then the smallest set of mass
     ``top_p``, at most ``max_tokens`` tokens, ended by a stop string of ``stop``. ``keep_special``: the text keeps its
-    special tokens.
+    special tokens. ``top_logprobs``: how many of the likeliest ids are recorded at each token with their log-probs.
 
     Greedy decoding is asked for with ``Request.greedy``, not with a temperature of 0. Raises `InputError` on a
     value out of range.
@@ -30,6 +30,7 @@ class SamplingOptions:
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     keep_special: bool = False
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):

@@ -151,6 +151,7 @@ class HFEngine(Engine):
         self, book: _Book, rows: Sequence[Request], options: SamplingOptions, stopper: _Stopper
     ) -> list[Episode]:
         tokens, logps, supports = book.lists()
+        top_ids, top_logp = book.likeliest()
         truncated = book.truncated.tolist()
         spoken = [t[:-1] if t and t[-1] in stopper.ids else t for t in tokens]
         whole = decode_all(self.tokenizer, spoken, keep_special=options.keep_special)
@@ -158,7 +159,8 @@ class HFEngine(Engine):
         made = []
         for r, request in enumerate(rows):
             support = None if supports is None or request.greedy else supports[r]
-            said = Segment(tokens[r], sampled=True, logp=logps[r], version=self.version, support=support)
+            top = {} if top_ids is None else {"top_ids": top_ids[r], "top_logp": top_logp[r]}
+            said = Segment(tokens[r], sampled=True, logp=logps[r], version=self.version, support=support, **top)
             finish = "length" if truncated[r] else "stop"
             made.append(Episode((given(request.prompt), said), finish=finish, text=texts[r]))
         return made
@@ -206,6 +208,7 @@ class _Book:
     length: Tensor = field(init=False)
     truncated: Tensor = field(init=False)
     support: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    top: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = torch.zeros((self.rows, self.limit), dtype=torch.long, device=self.device)
@@ -216,13 +219,27 @@ class _Book:
     def write(self, live: Tensor, t: int, drawn: Draw, done: Tensor) -> None:
         self.tokens[live, t] = drawn.ids
         self.logp[live, t] = drawn.logp.double()
+        going = ~done[live]
+        if drawn.top is not None:
+            ids, logp = drawn.top
+            self.top.append((live[going], ids[going], logp[going]))
         if drawn.support is not None:
-            going = ~done[live]
             self.support.append((live[going], drawn.support[going]))
 
     def end(self, rows: Tensor, length: int, truncated: Tensor) -> None:
         self.length[rows] = length
         self.truncated[rows] = truncated
+
+    def likeliest(self) -> tuple[list[Any] | None, list[Any]]:
+        """Recorded ids and log-probs of the likeliest tokens as lists, by row and token; None: none were recorded."""
+        ids: list[Any] = [[] for _ in range(self.rows)]
+        logps: list[Any] = [[] for _ in range(self.rows)]
+        for rows, some, values in self.top:
+            for row, known, logp in zip(rows.tolist(), some.tolist(), values.tolist(), strict=True):
+                count = sum(i >= 0 for i in known)
+                ids[row].append(known[:count])
+                logps[row].append(logp[:count])
+        return (ids if self.top else None), logps
 
     def lists(self) -> tuple[list[list[int]], list[list[float]], list[list[list[int]]] | None]:
         """Tokens, log-probs and supports as lists, each row as long as its response."""

@@ -40,12 +40,13 @@ class EngineOptions(Options):
     keep_special_tokens: bool = False
     """Let verifiers see all special tokens of a response; tags in pairs, as <answer> and </answer>, are always kept."""
 
-    def sampling(self) -> SamplingOptions:
-        """How training samples are drawn."""
+    def sampling(self, top_logprobs: int = 0) -> SamplingOptions:
+        """How training samples are drawn; ``top_logprobs`` likeliest tokens are recorded with them."""
         assert self.max_tokens is not None
         return SamplingOptions(
-            self.temperature, self.top_p, self.top_k, self.max_tokens, self.stop, self.keep_special_tokens
-        )
+            self.temperature, self.top_p, self.top_k, self.max_tokens, self.stop, self.keep_special_tokens,
+            top_logprobs,
+        )  # fmt: skip
 
     def check(self) -> None:
         """A distribution is sampled from, and only the embedded engine has a room."""

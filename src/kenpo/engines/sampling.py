@@ -17,17 +17,19 @@ _SLACK = 1e-6  # mass by which a top-p set may fall short, so that 0.5 + 0.3 rea
 
 
 class Draw(NamedTuple):
-    """Ids and log-probs [R] that were drawn; ``support`` [R,K] the ids kept, -1 padded, or None; ``bad`` [R] NaN."""
+    """Ids and log-probs [R] that were drawn; ``support`` [R,K] the ids kept, -1 padded, or None; ``bad`` [R] NaN;
+    ``top`` the likeliest ids [R,K], -1 padded, and their log-probs, where they are recorded."""
 
     ids: Tensor
     logp: Tensor
     support: Tensor | None
     bad: Tensor
+    top: tuple[Tensor, Tensor] | None = None
 
     def where(self, keep: Tensor, other: Draw) -> Draw:
         """This draw in the rows of ``keep`` [R], the other's ids and log-probs elsewhere."""
         ids, logp = torch.where(keep, self.ids, other.ids), torch.where(keep, self.logp, other.logp)
-        return Draw(ids, logp, self.support, torch.where(keep, self.bad, other.bad))
+        return Draw(ids, logp, self.support, torch.where(keep, self.bad, other.bad), self.top)
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
@@ -57,18 +59,29 @@ def draw(logits: Tensor, u: Tensor, options: SamplingOptions) -> Draw:
     bad = logp.isnan().any(-1)
     if not options.truncates:
         ids = _invert(logp, u)
-        return Draw(ids, _at(logp, ids), None, bad)
+        return Draw(ids, _at(logp, ids), None, bad, _likeliest(logp, None, options.top_logprobs))
     values, order = _kept(logp, options)
     place = _invert(values, u)
     support = order.masked_fill(values == -torch.inf, -1)
-    return Draw(_at(order, place), _at(values, place), support, bad)
+    return Draw(_at(order, place), _at(values, place), support, bad, _likeliest(values, order, options.top_logprobs))
 
 
 def take_best(logits: Tensor, options: SamplingOptions) -> Draw:
     """The likeliest token per row; its log-prob is under the temperature and the whole vocabulary."""
     logp = tempered(logits, options.temperature).log_softmax(-1)
     ids = logp.argmax(-1)
-    return Draw(ids, _at(logp, ids), None, logp.isnan().any(-1))
+    bad = logp.isnan().any(-1)
+    return Draw(ids, _at(logp, ids), None, bad, _likeliest(logp, None, options.top_logprobs))
+
+
+def _likeliest(logp: Tensor, ids: Tensor | None, count: int) -> tuple[Tensor, Tensor] | None:
+    """The `count` likeliest entries of log-probs [R,V] and their ids (of `ids` [R,V], else their places)."""
+    if not count:
+        return None
+    values, places = logp.topk(min(count, logp.shape[-1]), dim=-1)
+    found = places if ids is None else ids.gather(-1, places)
+    absent = values == -torch.inf
+    return found.masked_fill(absent, -1), values.masked_fill(absent, 0.0)
 
 
 def _kept(logp: Tensor, options: SamplingOptions) -> tuple[Tensor, Tensor]:

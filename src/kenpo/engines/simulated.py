@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from kenpo.engines.base import Engine
@@ -14,7 +15,7 @@ from kenpo.errors import InputError
 from kenpo.models.scorer import Scorer
 
 
-def check_sampling(config: EngineOptions, source: str, updates: int) -> None:
+def check_sampling(config: EngineOptions, source: str, updates: int, needs: Collection[str]) -> None:
     """InputError for options that would have no effect, or leave no row to train on. ``updates``: those per batch."""
     if config.sampler_noise is not None:
         parse_noise(config.sampler_noise)
@@ -23,6 +24,13 @@ def check_sampling(config: EngineOptions, source: str, updates: int) -> None:
             raise InputError(f"{option} {given}: only the embedded engine (--engine hf) simulates that; leave it out")
         if given and source == "demonstrations":
             raise InputError(f"{option} {given}: nothing is sampled from demonstrations; leave it out")
+    other = config.engine if config.engine != "hf" else None
+    for option, given in (("--lag", config.lag), ("--sampler-noise", config.sampler_noise), ("--engine", other)):
+        if given and "kl_sampler" in needs:
+            raise InputError(
+                f"{option} {given}: a divergence from the sampler over the whole vocabulary needs the sampler's own "
+                "weights, and those are known for the policy of the moment only; leave it out"
+            )
     age = config.lag * updates
     if config.max_staleness is not None and config.max_staleness < age:
         raise InputError(

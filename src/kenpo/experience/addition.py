@@ -79,7 +79,10 @@ def _draw(key: int, seed: int, index: int) -> tuple[int, int]:
 
 def _problem(a: int, b: int) -> Problem:
     worked = trace(a, b)
-    columns = {"hint": worked, "trace": worked, "trace_logp": 0.0}  # a fixed procedure: each token had probability 1
+    columns = {
+        "hint": worked, "trace": worked, "trace_logp": 0.0,  # a fixed procedure: each token had probability 1
+        "valid": [a + b], "target": [1.0],
+    }  # fmt: skip
     return Problem(id=a * 1000 + b, prompt=f"{a}+{b}=", answer=a + b, extra=columns)
 
 

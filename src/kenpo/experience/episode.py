@@ -31,6 +31,7 @@ class Row:
     ``group`` numbers the rollouts compared together; ``reward`` NaN: no verdict; ``prompt_id`` is the problem's id;
     ``answer`` the extracted answer; ``parts`` named components of the reward; ``origin`` as in `Rollouts`. ``numbers``
     holds further fields of one number per row by their name in `Rollouts` (``baseline``, ``margin``, ``logp_source``).
+    ``valid`` are the prompt's valid answers, ``shares`` their target shares.
     """
 
     episode: Episode
@@ -41,6 +42,8 @@ class Row:
     parts: Mapping[str, float] = field(default_factory=dict)
     origin: int = 0
     numbers: Mapping[str, float] = field(default_factory=dict)
+    valid: Sequence[str] = ()
+    shares: Sequence[float] = ()
 
 
 ALWAYS = frozenset({"tokens", "prompt_id", "prefix", "answer", "policy_version", "truncated", "logp_sampler"})
@@ -88,7 +91,10 @@ def build_rollouts(
     fields: dict[str, Tensor] = {n: torch.tensor(v, dtype=torch.int64) for n, v in ints.items() if n in wanted}
     if "truncated" in wanted:
         fields["truncated"] = torch.tensor([row.episode.truncated for row in rows], dtype=torch.bool)
-    for name in sorted(wanted - ALWAYS - _PER_TOKEN.keys() - ints.keys()):
+    fields |= _targets(rows, wanted, dtype)
+    if "prompt_mask" in wanted:
+        fields["prompt_mask"] = _prompts(rows, tokens, mask)
+    for name in sorted(wanted - ALWAYS - _PER_TOKEN.keys() - ints.keys() - fields.keys()):
         if name not in ROLLOUT_FIELDS or ROLLOUT_FIELDS[name].axes != "B":
             raise InputError(f"rollouts: {name!r} is not a field of one number per row")
         fields[name] = torch.tensor([row.numbers.get(name, math.nan) for row in rows], dtype=dtype)
@@ -106,6 +112,25 @@ def build_rollouts(
         **fields,
         **{n: filled.values for n, filled in per_token.items()},
     )
+
+
+def _targets(rows: Sequence[Row], wanted: Collection[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    """``target_ids`` [B,K], -1 padded, and ``target_prob`` [B,K], where they are wanted."""
+    width = max((len(row.valid) for row in rows), default=0)
+    ids = [[answer_id(v) for v in row.valid] + [-1] * (width - len(row.valid)) for row in rows]
+    shares = [[*row.shares, *[0.0] * (width - len(row.shares))] for row in rows]
+    made = {
+        "target_ids": torch.tensor(ids, dtype=torch.int64).reshape(len(rows), width),
+        "target_prob": torch.tensor(shares, dtype=dtype).reshape(len(rows), -1),
+    }
+    return {name: value for name, value in made.items() if name in wanted}
+
+
+def _prompts(rows: Sequence[Row], tokens: Tensor, mask: Tensor) -> Tensor:
+    """[B,T] bool: tokens before a row's first sampled one, but for its very first, which nothing predicts."""
+    before = mask.cumsum(1) == 0
+    before[:, :1] = False
+    return before & (tokens >= 0) & mask.any(1, keepdim=True)
 
 
 def _contexts(episodes: Sequence[Mapping[str, Sequence[int]]], names: Collection[str]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ algorithm's priorities and its selection as a function.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from kenpo.batches import concatenate
 from kenpo.contexts import has_context
 from kenpo.engines.base import Engine, Request, SamplingOptions
 from kenpo.episode import Episode
-from kenpo.errors import InputError, RefillExhaustedError, RunError, VerifierError
+from kenpo.errors import RefillExhaustedError, RunError, VerifierError
 from kenpo.experience.draw import draw_prioritised
 from kenpo.experience.episode import Row, build_rollouts
 from kenpo.experience.evaluate import Evaluator
@@ -31,6 +32,7 @@ from kenpo.experience.judge import Judge, all_stop, describe, sample_groups
 from kenpo.experience.mixture import Group, Member, Mixture, is_own, is_row
 from kenpo.experience.problem import Problem
 from kenpo.experience.prompts import Prompts
+from kenpo.experience.targets import targets_of
 from kenpo.experience.tasks import Task
 from kenpo.experience.verdict import Verdict, Verifier
 from kenpo.ranks import Ranks
@@ -103,12 +105,19 @@ class Source(Protocol):
         return {}
 
 
+#: Fields of `Rollouts` that `OnPolicy` fills where an algorithm reads them.
+FURTHER = frozenset({"topk_ids", "topk_logp_sampler", "target_ids", "target_prob", "prompt_mask"})
+POOL = 512  # problems of an endless task that are drawn by priority
+TOP = 20  # likeliest tokens that the sampler then records, as DPPO has it
+
+
 @dataclass(frozen=True)
 class BatchOptions:
     """How `OnPolicy` fills a batch.
 
     ``refill``: after a group that can't be trained on, sample the ``same`` problem again or go on to the ``next``.
     ``baseline``: one greedy response per prompt beside the samples, whose reward stands in `Rollouts.baseline`.
+    ``also``: further fields of `Rollouts` to fill. ``prioritised``: the algorithm will say which problems to prefer.
     """
 
     prompts: int = 16
@@ -119,6 +128,8 @@ class BatchOptions:
     correct_at: float = 1.0
     baseline: bool = False
     dtype: torch.dtype = torch.float32
+    also: tuple[str, ...] = ()
+    prioritised: bool = False
 
 
 class OnPolicy(Source):
@@ -141,8 +152,16 @@ class OnPolicy(Source):
         self.hints, self.mixture, self.guide = hints, mixture, guide
         self.heldout = len(evaluator.problems) if evaluator else 0
         self.notes = (*getattr(task, "notes", ()), *getattr(prompts, "notes", ()))
+        if options.prioritised and task.ids is None:
+            self.notes += (f"task {task.name} is endless: problems are drawn by priority from its first {POOL}",)
         self.also = (["support_ids"] if sampling.truncates else []) + (["baseline"] if options.baseline else [])
         self.also += ["origin"] if mixture else []
+        self.also += options.also
+
+    @functools.cached_property
+    def pool(self) -> Sequence[int]:
+        """The problems that are drawn by priority: all of them, or the first of an endless task."""
+        return self.task.ids or list(dict.fromkeys(self.task.train(i).id for i in range(POOL)))
 
     def measure(self, score: Score) -> dict[str, Any]:
         """Greedy accuracy and its kin on the held-out problems."""
@@ -157,7 +176,8 @@ class OnPolicy(Source):
         `RefillExhaustedError` if dynamic sampling does not fill the batch within ``max_refills`` further rounds.
         """
         wanted = self.options.prompts
-        stream = _Stream(self.task, int((state or {}).get("cursor", 0)), self.options, step, priorities)
+        cursor = int((state or {}).get("cursor", 0))
+        stream = _Stream(self.task, cursor, self.options, step, priorities, self.pool if priorities else ())
         if self.mixture is not None:
             self.mixture.begin((state or {}).get("mixture"))
         kept: list[Rollouts] = []
@@ -276,13 +296,12 @@ class _Stream:
     """The problems of one step: from the cursor on, or by priority without repetition."""
 
     def __init__(
-        self, task: Task, cursor: int, options: BatchOptions, step: int, priorities: Priorities | None
-    ) -> None:
+        self, task: Task, cursor: int, options: BatchOptions, step: int, priorities: Priorities | None,
+        pool: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.task, self.cursor, self.left = task, cursor, None
         if priorities is not None:
-            if task.ids is None:
-                raise InputError(f"task {task.name}: it is endless, so its problems can't be drawn by priority")
-            self.left = draw_prioritised(task.ids, priorities, stable_seed(options.seed, step, 0x7072))
+            self.left = draw_prioritised(pool, priorities, stable_seed(options.seed, step, 0x7072))
 
     def take(self, count: int) -> list[Drawn]:
         """The next problems."""
@@ -305,7 +324,10 @@ def _row(problem: Problem, member: Member, group: int, baseline: float | None) -
     verdict = member.verdict
     reward = math.nan if baseline is not None and math.isnan(baseline) else verdict.reward
     numbers = {} if baseline is None else {"baseline": baseline}
-    return Row(member.episode, group, reward, problem.id, verdict.answer, verdict.parts, member.origin, numbers)
+    valid, shares = targets_of(problem)
+    return Row(
+        member.episode, group, reward, problem.id, verdict.answer, verdict.parts, member.origin, numbers, valid, shares
+    )
 
 
 def _numbers(records: Sequence[Mapping[str, Any]], wanted: Callable[[Mapping[str, Any]], bool]) -> list[int]:

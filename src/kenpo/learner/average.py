@@ -65,3 +65,16 @@ def proximal_average(decay: float | None, algorithm: Any, scorer: Scorer) -> Ave
     if "logp_prox" not in algorithm.needs:
         return None
     return Average(scorer, 1.0 - (PROX_DECAY if decay is None else decay))
+
+
+def sampling_snapshot(algorithm: Any, scorer: Scorer, average: Average | None) -> Average | None:
+    """The policy as it was before each batch, which ``kl_sampler`` compares with; None where it is not read."""
+    if "kl_sampler" not in algorithm.needs:
+        return None
+    if average is not None:
+        raise InputError(
+            f"{algorithm.name!r}: reads a copy of the sampler's weights, for which a moving average leaves no room"
+        )
+    snapshot = Average(scorer, 1.0)
+    scorer.sampler = snapshot.scorer
+    return snapshot

@@ -59,6 +59,7 @@ class Learner:
         self.scorer, self.options, self.ranks = scorer, options or LearnerOptions(), ranks or Ranks()
         self.optimizer = Optimizer(scorer.named_parameters(), self.options.optimizer)
         self.average: Average | None = None  # of the policy, followed after each step
+        self.snapshot: Average | None = None  # the policy as it was before the batch
 
     def fields(self, algorithm: Any) -> frozenset[str]:
         """The Policy fields that this learner makes and the algorithm sends gradients to."""

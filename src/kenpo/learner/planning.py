@@ -38,11 +38,14 @@ def plan(
     needs = frozenset(algorithm.needs)
     wants_old = "logp_old" in needs
     early = "logp_old" in algorithm.prepare_needs
-    old = wants_old and (updates > 1 or early or partner)
+    listed = "topk_logp_old" in needs
+    old = wants_old and (updates > 1 or early or partner or listed)
     if not wants_old:
         old_why = "no stage reads π_old"
     elif early:
         old_why = f"{who(algorithm, 'logp_old')} reads π_old before the first update"
+    elif listed:
+        old_why = f"{who(algorithm, 'topk_logp_old')} reads π_old on the likeliest tokens"
     elif old and updates == 1:
         old_why = "a partner's minibatches come after the policy's own"
     elif old:

@@ -229,9 +229,12 @@ def _named(terms: Terms) -> dict[str, Tensor]:
     return {n: v for n, v in named.items() if v is not None}
 
 
+_COMPARED = frozenset({"kl_ref", "kl_teacher", "kl_sampler"})
+
+
 def _fusible(made: Forward, want: frozenset[str], forced: bool) -> tuple[Tensor, Tensor | None, Transform] | None:
     """The head's parts if its chunks can be fused; `forced`: however few the logits."""
-    if made.head is None or made.support is not None or want & {"kl_ref", "kl_teacher"} or not want & OF_THE_VOCABULARY:
+    if made.head is None or made.support is not None or want & _COMPARED or not want & OF_THE_VOCABULARY:
         return None
     linear = made.head.linear()
     if linear is None or not linear[0].is_leaf:

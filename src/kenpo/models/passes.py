@@ -113,12 +113,15 @@ def compact(
 ) -> Rows | None:
     """The rows that a model has to run, checked; None without a trainable token.
 
-    What stands behind a row's last prediction is not run; with `ends` its last trainable token is. Raises `InputError`
-    for a trainable position without token or predecessor, ids outside the vocabulary, and rows beyond the context.
+    What stands behind a row's last prediction is not run; with `ends` its last trainable token is. ``prompt_mask``
+    names tokens of the prompt that are scored as well. Raises `InputError` for a trainable position without token or
+    predecessor, ids outside the vocabulary, and rows beyond the context.
     """
     if rollouts.tokens is None:
         raise MissingFieldError("tokens: the batch holds none, so the model can't score it")
     tokens, mask = on_host(rollouts.tokens), on_host(rollouts.mask)
+    if rollouts.prompt_mask is not None:
+        mask = mask | (on_host(rollouts.prompt_mask) & mask.any(1, keepdims=True))
     row, column = mask.nonzero()
     if not len(row):
         return None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kenpo.contexts import at_own_places, in_context
-from kenpo.divergence import Term
+from kenpo.divergence import Divergence, Term
 from kenpo.errors import InputError, MissingFieldError
 from kenpo.models import backward as head_walk
 from kenpo.models import packing as packed_rows
@@ -31,6 +31,7 @@ from kenpo.models.value_head import ScalarHeads
 from kenpo.types import Policy, Rollouts
 
 LOGP = frozenset({"logp"})
+LISTED = LOGP | {"topk_logp"}
 
 
 class Scorer:
@@ -40,7 +41,8 @@ class Scorer:
     that share no prompt end to end instead of padding them. ``checkpointing`` keeps only the layers' inputs for the
     backward pass. ``reference`` is the scorer that ``kl_ref`` compares with. ``heads`` are scalar heads (`new_heads`)
     that make ``values`` and ``score``; with ``scalars_only`` it makes nothing else: a critic, a reward model.
-    ``teacher`` is the scorer that ``kl_teacher`` compares with, by the divergence of ``term``.
+    ``teacher`` is the scorer that ``kl_teacher`` compares with, by the divergence of ``term``; ``sampler`` the one that
+    ``kl_sampler``, KL(sampler‖policy) at the scorer's temperature, does.
 
     What the model can do is tried when the scorer is made: whether decoder and head give its own logits, whether
     prompts can be shared (``unshared`` says why not), whether rows can be packed (``padded``). So a change of the
@@ -67,6 +69,7 @@ class Scorer:
         self.teacher: Scorer | None = None
         self.teacher_context: str | None = None  # the context under which the teacher reads; None: the rows as they are
         self.term: Term | None = None
+        self.sampler: Scorer | None = None
         self.device = next(model.parameters()).device
         self.context, self.vocabulary = context_length(model), vocabulary_size(model)
         self.head = find_head(model)
@@ -90,6 +93,7 @@ class Scorer:
             return frozenset(self.heads)
         absent = {"kl_ref"} if self.reference is None else set()
         absent |= {"kl_teacher"} if self.teacher is None or self.term is None else set()
+        absent |= {"kl_sampler"} if self.sampler is None else set()
         return (OF_THE_VOCABULARY - absent) | frozenset(self.heads)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -123,7 +127,7 @@ class Scorer:
     def as_it_goes(self) -> Scorer:
         """The same model as it is at each moment, read without a reference or teacher of its own."""
         twin = copy.copy(self)
-        twin.reference, twin.teacher, twin.teacher_context, twin.layers = None, None, None, []
+        twin.reference, twin.teacher, twin.teacher_context, twin.layers, twin.sampler = None, None, None, [], None
         twin.heads = copy.deepcopy(self.heads).requires_grad_(False)
         return twin
 
@@ -233,12 +237,26 @@ class Scorer:
                 other = Reference(self.reference.states(rows, keys)[0], self.reference.head)
         return Forward(
             rows, states, ends if "score" in want else None, self.head, self.heads, support, topk, other,
-            (self.taught(rollouts, rows, keys), self.term) if "kl_teacher" in want and self.term else None,
+            self.others(rollouts, rows, keys, want),
         )  # fmt: skip
 
     def rows(self, rollouts: Rollouts, ends: bool = False) -> Rows | None:
         """The rows as this model runs them, checked (`compact`)."""
         return compact(rollouts, self.device, self.context, self.vocabulary, ends)
+
+    @torch.no_grad()
+    def others(
+        self, rollouts: Rollouts, rows: Rows, keys: Sequence[int], want: frozenset[str]
+    ) -> dict[str, tuple[Reference, Term]]:
+        """What the models beside the policy say about the same predictions, by the wanted field."""
+        found = {}
+        if "kl_teacher" in want and self.term is not None:
+            found["kl_teacher"] = self.taught(rollouts, rows, keys), self.term
+        if "kl_sampler" in want:
+            assert self.sampler is not None
+            theirs = Reference(self.sampler.states(rows, keys)[0], self.sampler.head)
+            found["kl_sampler"] = theirs, Term("kl_sampler", "sampler", Divergence("forward"), self.temperature)
+        return found
 
     @torch.no_grad()
     def taught(self, rollouts: Rollouts, rows: Rows, prompts: Sequence[int]) -> Reference:
@@ -304,8 +322,9 @@ class Scorer:
     def _check_want(self, want: frozenset[str], rollouts: Rollouts) -> None:
         if "kl_teacher" in want and self.teacher is None:
             raise MissingFieldError("kl_teacher needs a teacher to compare with")
-        if "kl_teacher" in want and rollouts.support_ids is not None:
-            raise InputError("kl_teacher: a divergence over the whole vocabulary, but sampling kept only a part of it")
+        for name in sorted(want & {"kl_teacher", "kl_sampler"}):
+            if rollouts.support_ids is not None:
+                raise InputError(f"{name}: a divergence over the whole vocabulary, but sampling kept only a part of it")
         for name in sorted(want - self.makes - {"kl_ref"}):
             raise InputError(f"{name}: this scorer makes {', '.join(sorted(self.makes))}")
         if "topk_logp" in want and rollouts.topk_ids is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from kenpo.models.value_head import SCALARS, ScalarHeads
 from kenpo.types import Policy, Rollouts
 
 #: Policy fields that come from the distribution over the vocabulary.
-OF_THE_VOCABULARY = frozenset({"logp", "entropy", "topk_logp", "kl_ref", "kl_teacher"})
+OF_THE_VOCABULARY = frozenset({"logp", "entropy", "topk_logp", "kl_ref", "kl_teacher", "kl_sampler"})
 
 
 class Forward(NamedTuple):
@@ -33,7 +35,7 @@ class Forward(NamedTuple):
     support: Tensor | None  # [N,K]
     topk: Tensor | None  # [N,K]
     reference: Reference | None
-    teacher: tuple[Reference, Term] | None = None
+    others: Mapping[str, tuple[Reference, Term]] = MappingProxyType({})  # field -> whom it is measured against
 
 
 def terms_of(made: Forward, rollouts: Rollouts, temperature: float, want: frozenset[str]) -> Policy:
@@ -46,9 +48,7 @@ def terms_of(made: Forward, rollouts: Rollouts, temperature: float, want: frozen
             terms = pick_terms(made.states, *rest, None if made.reference is None else made.reference.logits)
         else:
             terms = head_terms(made.states, made.head, *rest, made.reference)
-        if "kl_teacher" in spoken:
-            assert made.teacher is not None
-            terms["kl_teacher"] = teacher_terms(made.states, made.head, *made.teacher)
+        terms |= {name: teacher_terms(made.states, made.head, *other) for name, other in made.others.items()}
         where, shape = (made.rows.row, made.rows.column), rollouts.mask.shape
         found |= {n: v.new_zeros((*shape, *v.shape[1:])).index_put(where, v) for n, v in terms.items() if n in spoken}
     return Policy(**found)

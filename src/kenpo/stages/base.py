@@ -187,6 +187,11 @@ class Advantage(Stage):
     def __call__(self, rewards: Tensor, ctx: Context, state: Any) -> tuple[Tensor, Any] | Advantaged:
         raise NotImplementedError
 
+    @property
+    def prioritises(self) -> bool:
+        """Whether it will say how often each prompt should be drawn (`priorities`)."""
+        return type(self).priorities is not Advantage.priorities
+
     def priorities(self, state: Any) -> Mapping[int, float] | None:
         """How often each prompt (by its ``prompt_id``) should be drawn, relative to the others, or None: all alike.
 

@@ -22,14 +22,16 @@ from kenpo.trainer.config import RunConfig
 
 SUPPLIED = frozenset({
     "hinted", "mask", "group", "rewards", "tokens", "prompt_id", "answer", "logp_sampler", "logp_old", "logp_ref",
-    "logp_prox", "policy_version", "baseline", "prefix", "truncated", "support_ids", "logp", "entropy", "kl_ref",
+    "logp_prox", "topk_ids", "topk_logp", "topk_logp_sampler", "topk_logp_old", "kl_sampler", "prompt_mask", "drift",
+    "target_ids", "target_prob", "policy_version", "baseline", "prefix", "truncated", "support_ids", "logp", "entropy",
+    "kl_ref",
 })  # fmt: skip
 
 
 def plan_passes(algorithm: Any, config: RunConfig, vocabulary: int) -> Passes:
     """Decide the passes. InputError for a stage that needs a field this trainer does not supply."""
     check_teacher(algorithm, config, config.group_size)
-    check_sampling(config, config.source, config.updates)
+    check_sampling(config, config.source, config.updates, algorithm.needs)
     tracks = algorithm.advantage.span == Scope.STREAM
     check_replay(config, config.source, config.minibatches, algorithm.name if tracks else None)
     check_decay(config.prox_decay, algorithm)

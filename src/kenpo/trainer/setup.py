@@ -15,7 +15,7 @@ from kenpo.errors import InputError
 from kenpo.experience.evaluate import Evaluator
 from kenpo.experience.feeding import GIVEN
 from kenpo.experience.source import Source
-from kenpo.learner.average import proximal_average
+from kenpo.learner.average import proximal_average, sampling_snapshot
 from kenpo.learner.critic import COPY, FOLDER, TRUNK, VALUED, Critic, cost, only_values
 from kenpo.learner.learner import Learner, LearnerOptions
 from kenpo.learner.memory import ModelFacts, memory_estimate
@@ -101,6 +101,7 @@ def build(config: RunConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | No
     source, teacher = make_source(making), teacher_evaluator(making, scorer.teacher)
     learner = Learner(scorer, learner_options(config, passes), ranks)
     learner.average = average or proximal_average(config.prox_decay, inputs.algorithm, scorer)
+    learner.snapshot = sampling_snapshot(inputs.algorithm, scorer, learner.average)
     critic = Critic(learner, fresh=found is None) if on_trunk else None
     if config.critic not in (None, TRUNK):
         critic = open_critic(config, learner, inputs.algorithm, tokenizer, device, checkpoint)

@@ -21,15 +21,18 @@ from kenpo.experience.inputs import Inputs, leave_out_long, open_data, reach
 from kenpo.experience.mixing import guide_of, mixture_of
 from kenpo.experience.pairing import pair_options
 from kenpo.experience.preferences import Pairs
+from kenpo.experience.previous import Previous
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.replay import fresh_prompts, with_replay
-from kenpo.experience.source import BatchOptions, OnPolicy, Source
+from kenpo.experience.source import FURTHER, TOP, BatchOptions, OnPolicy, Source
+from kenpo.experience.targets import check_targets
 from kenpo.experience.tasks import Task
 from kenpo.learner.preferences import pair_figures
 from kenpo.learner.teaching import hint_column, hinted_stage
 from kenpo.loading import load_object, try_out
 from kenpo.models.loading import context_length, stop_ids
 from kenpo.models.scorer import Scorer
+from kenpo.ops.tracker import log_prob_drift
 from kenpo.ranks import Ranks
 from kenpo.trainer.config import RunConfig
 from kenpo.trainer.plan import SUPPLIED, check_group_size
@@ -98,15 +101,21 @@ def on_policy(m: Making) -> Source:
     leave_out_long(m.config, task, prompts)
     problems = [task.train(i) for i in range(reach(m.config, m.config.steps, m.inputs.algorithm, task))]
     prompts.check(problems)
+    check_targets(problems, m.inputs.algorithm.needs, m.inputs.algorithm.name)
     options = batch_options(m.config, m.inputs.algorithm)
     hints = hints_of(m, task, prompts)
     ends = stop_ids(m.model, m.tokenizer)
-    how, sampling = (m.config, m.inputs.algorithm, prompts), m.config.sampling()
+    how, sampling = (
+        (m.config, m.inputs.algorithm, prompts),
+        m.config.sampling(TOP if "topk_ids" in m.inputs.algorithm.needs else 0),
+    )
     mixture = mixture_of(*how, verifier, ends, task, m.engine, sampling, problems)
     guide = guide_of(m.config, m.inputs.algorithm, Hints(prompts, hint_options(m, task)), problems)
     source = OnPolicy(
         task, verifier, m.engine, prompts, m.ranks, options, sampling, evaluator_of(m), hints, mixture, guide
     )
+    if "drift" in m.inputs.algorithm.needs:
+        return Previous(source, log_prob_drift)
     replayed = with_replay(source, m.config, m.config.max_staleness, lambda: m.present.version)
     return replayed if m.config.corpus is None else with_corpus(m, replayed, m.config.corpus)
 
@@ -197,6 +206,7 @@ def batch_options(config: RunConfig, algorithm: Any) -> BatchOptions:
     return BatchOptions(
         fresh_prompts(config), config.group_size, config.max_refills, config.refill, seed=config.seed,
         correct_at=config.correct_at, baseline="baseline" in algorithm.needs, dtype=dtype_of(config),
+        also=tuple(sorted(algorithm.needs & FURTHER)), prioritised=algorithm.advantage.prioritises,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from kenpo.learner.planning import Passes
 from kenpo.learner.staleness import age_figures, all_fresh, fresh_enough, gap_of_the_fresh
 from kenpo.models.agreement import agreement, looked_at
 from kenpo.models.passes import prompt_keys
-from kenpo.models.scorer import Scorer
+from kenpo.models.scorer import LISTED, LOGP, Scorer
 from kenpo.runs.checkpoint import Part
 from kenpo.trainer.config import RunConfig
 from kenpo.types import Prepared, Rollouts
@@ -57,9 +57,10 @@ class Updater:
             if wanted and getattr(rollouts, name) is None:
                 began = time.perf_counter()
                 keys = prompts if context is None else None
-                logp = self.learner.terms(rollouts, prompts=keys, scorer=scorer, context=context).logp
-                assert logp is not None
-                rollouts = rollouts.replace(**{name: logp.to(rollouts.mask.device)})
+                listed = name == "logp_old" and "topk_logp_old" in self.algorithm.needs
+                terms = self.learner.terms(rollouts, LISTED if listed else LOGP, keys, scorer, context)
+                made = {name: terms.logp, "topk_logp_old": terms.topk_logp}
+                rollouts = rollouts.replace(**{n: x.to(rollouts.mask.device) for n, x in made.items() if x is not None})
                 seconds[name.removeprefix("logp_")] = time.perf_counter() - began
         return rollouts
 
@@ -74,6 +75,8 @@ class Updater:
         if not len(rollouts):
             return Report(rollouts, state, {"dropped_stale": [dropped, drawn]})
         prompts = prompt_keys(rollouts)
+        if self.learner.snapshot is not None:
+            self.learner.snapshot.follow()
         rollouts = self.score(rollouts, prompts, seconds)
         if self.critic is not None:
             rollouts = self.critic.look(self.algorithm.needs, rollouts, prompts, seconds)
