@@ -27,6 +27,7 @@ from kenpo.experience.replay import fresh_prompts, with_replay
 from kenpo.experience.source import FURTHER, TOP, BatchOptions, OnPolicy, Source
 from kenpo.experience.targets import check_targets
 from kenpo.experience.tasks import Task
+from kenpo.experience.variety import with_variety
 from kenpo.learner.preferences import pair_figures
 from kenpo.learner.teaching import hint_column, hinted_stage
 from kenpo.loading import load_object, try_out
@@ -111,9 +112,10 @@ def on_policy(m: Making) -> Source:
     )
     mixture = mixture_of(*how, verifier, ends, task, m.engine, sampling, problems)
     guide = guide_of(m.config, m.inputs.algorithm, Hints(prompts, hint_options(m, task)), problems)
-    source = OnPolicy(
+    source: Source = OnPolicy(
         task, verifier, m.engine, prompts, m.ranks, options, sampling, evaluator_of(m), hints, mixture, guide
     )
+    source = with_variety(source, task, problems)
     if "drift" in m.inputs.algorithm.needs:
         return Previous(source, log_prob_drift)
     replayed = with_replay(source, m.config, m.config.max_staleness, lambda: m.present.version)
