@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "kinds": {"errors"},
     "nested": {"errors"},
     "options": {"errors"},
+    "presets": set(),
     "contexts": {"errors", "fields", "types"},
     "episode": {"errors"},
     "ranks": FOUNDATION | {"batches"},

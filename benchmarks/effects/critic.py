@@ -54,8 +54,9 @@ def write(home: Path) -> None:
                     train.append(row)
                 elif (a + b) % 4 == 0:
                     held.append(row)
-    for name, rows in (("train", train[:: len(train) // 3000][:3000]), ("held", held[:: len(held) // 200][:200])):
-        (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, rows, most in (("train", train, 3000), ("held", held, 200)):
+        spread = rows[:: max(1, len(rows) // most)][:most]
+        (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in spread))
     (home / "reward.py").write_text(REWARD)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kenpo.cli import main
-from kenpo.trainer.defaults import ONLY_BUNDLED, RECIPES
+from kenpo.presets import ONLY_BUNDLED, RECIPES
 
 
 def command(options, *more):

@@ -109,7 +109,7 @@ def read_config(argv: list[str], prog: str = "kenpo train", description: str = _
 
 def options_of(recipe: str | None) -> dict[str, Any]:
     """The options that a recipe names. UnknownNameError for one that there is not."""
-    from kenpo.trainer.defaults import RECIPES
+    from kenpo.presets import RECIPES
 
     if recipe is not None and recipe not in RECIPES:
         raise unknown_name("recipe", recipe, RECIPES)
@@ -120,7 +120,7 @@ def check_recipe(recipe: str | None, config: Any) -> None:
     """InputError for a recipe made for the bundled model where another model or task is trained."""
     from kenpo.experience.options import BUNDLED_TASK
     from kenpo.models.options import BUNDLED_MODEL
-    from kenpo.trainer.defaults import ONLY_BUNDLED, RECIPES
+    from kenpo.presets import ONLY_BUNDLED, RECIPES
 
     if recipe in ONLY_BUNDLED and (config.model, config.task) != (BUNDLED_MODEL, BUNDLED_TASK):
         options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in RECIPES[recipe].items())

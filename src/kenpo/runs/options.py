@@ -39,7 +39,8 @@ class RunOptions(Options):
     out: str | None = None
     """Run folder; it must not exist. Default: runs/ALGORITHM-TASK-N."""
     recipe: str | None = None
-    """Named options: on-policy, several-updates, long-answers, sparse-reward, ppo, vapo; options beside it win."""
+    """Named options: on-policy, several-updates, long-answers, sparse-reward, or an algorithm that needs more than its
+    name, such as ppo, luffy, sdpo, spo; options beside it win."""
     series: str | None = None
     """Run folder of a series: RUN, RUN-2, RUN-3 ...; an unfinished last one is resumed. --out goes before it."""
     resume: bool = False
@@ -54,4 +55,6 @@ class RunOptions(Options):
     def check(self) -> None:
         """A recipe has been taken apart."""
         if self.recipe is not None:
-            raise InputError("recipe: an option of the command line; in Python: TrainConfig(**defaults.RECIPES[name])")
+            raise InputError(
+                "recipe: an option of the command line; in Python: TrainConfig(**kenpo.presets.RECIPES[name])"
+            )

@@ -1,4 +1,4 @@
-"""What is used for options that are not given, and the named sets of options (`--recipe`)."""
+"""What is used for options that are not given; named sets of options are in `kenpo.presets`."""
 
 from __future__ import annotations
 
@@ -26,26 +26,3 @@ PAIRED: dict[str, Any] = {
     "steps": 64, "prompts": 32, "lr": 1e-5, "warmup": 4, "betas": (0.9, 0.99), "max_tokens": 40, "eval_every": 16,
     "checkpoint_every": 32,
 }  # fmt: skip
-
-#: Named sets of options (`--recipe`); options beside one win. Measured by benchmarks/effects/recipes.py.
-RECIPES: dict[str, dict[str, Any]] = {
-    # One update a batch: every ratio is 1, what is left is the advantage and the average.
-    "on-policy": {"minibatches": 1, "epochs": 1},
-    # Eight updates a batch, at the learning rate that they bear: ratios move and bounds act.
-    "several-updates": {"minibatches": 4, "epochs": 2, "lr": 2e-5},
-    # A limit that no right answer exceeds and that cuts about one response in ten.
-    "long-answers": {"temperature": 1.7, "max_tokens": 32, "steps": 16, "lr": 1e-4},
-    # About one sample in ten is right at the start, and four groups in ten hold no right one.
-    "sparse-reward": {"temperature": 2.0, "steps": 16, "lr": 1e-4},
-    # A critic that first learns alone, then every token is judged by what came of it; vapo: lambdas for long answers.
-    "ppo": {
-        "algorithm": "ppo", "critic": "copy", "critic_lr": 1e-3, "critic_warmup": 4, "steps": 16, "minibatches": 4,
-        "lr": 5e-5,
-    },
-    "vapo": {
-        "algorithm": "vapo", "critic": "copy", "critic_lr": 1e-3, "critic_warmup": 4, "steps": 16, "minibatches": 4,
-        "lr": 5e-5,
-    },
-}  # fmt: skip
-#: How their tasks are made hard fits the bundled model alone.
-ONLY_BUNDLED = frozenset({"long-answers", "sparse-reward"})
