@@ -24,8 +24,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "algorithm": "vapo", "critic": "copy", "critic_lr": 1e-3, "critic_warmup": 4, "steps": 16, "minibatches": 4,
         "lr": 5e-5,
     },
-    # A worked solution joins each group: with an importance weight (luffy), under a KL to the start (grin), as a loss of
-    # its own (sft_mixture), restated by the policy (repo), shown while sampling (oc_grpo), or from a second policy.
+    # A worked solution joins each group: with an importance weight (luffy), under a KL to the start (grin), as a loss
+    # of its own (sft_mixture), restated by the policy (repo), shown while sampling (oc_grpo), or from a second policy.
     "luffy": {"algorithm": "luffy"},
     "grin": {"algorithm": "grin"},
     "sft_mixture": {"algorithm": "sft_mixture"},

@@ -124,7 +124,7 @@ def test_what_the_guide_says_of_a_recipe_is_what_it_sets(name, capsys):
     assert f"`{name}`" in guide
     if name not in ("ppo", "vapo"):  # which the guide to critics is about
         assert f"`{options}`".replace("0.0001", "1e-4").replace("2e-05", "2e-5") in guide
-        assert f"recipe-{name}.png" in guide
+        assert f"recipe-{name}.png" in guide or RECIPES[name].get("algorithm") == name
     assert name in told_help(capsys)
 
 

@@ -39,8 +39,9 @@ class RunOptions(Options):
     out: str | None = None
     """Run folder; it must not exist. Default: runs/ALGORITHM-TASK-N."""
     recipe: str | None = None
-    """Named options: on-policy, several-updates, long-answers, sparse-reward, or an algorithm that needs more than its
-    name, such as ppo, luffy, sdpo, spo; options beside it win."""
+    """Named options: on-policy, several-updates, long-answers, sparse-reward, ppo, vapo, luffy, grin, sft_mixture,
+    repo, oc_grpo, graft, sdpo, opsd, opd, gkd, minillm, teacher_mixed, spo, riskpo, gapo, mad_rl, ttrl; options beside
+    it win."""
     series: str | None = None
     """Run folder of a series: RUN, RUN-2, RUN-3 ...; an unfinished last one is resumed. --out goes before it."""
     resume: bool = False
