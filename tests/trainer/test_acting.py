@@ -80,7 +80,8 @@ def test_the_table_says_what_trains_and_when_it_acts(capsys):
         trains = "yes" if row["trains"] else f"no, lacks {', '.join(row['lacks'])}"
         assert cells[row["name"]] == [trains, row["acts"] if row["trains"] else "–"]
     assert cells["tis"] == ["yes", "with several updates and stale or foreign samples"]
-    assert cells["sis"][0].startswith("no, lacks topk_ids")
+    assert cells["rspo"][0].startswith("no, lacks router_logp")
+    assert sum(not row["trains"] for row in rows) == 3
 
 
 def test_check_runs_a_step(capsys):
