@@ -15,6 +15,8 @@ from golden.given import batch, tensor
 from golden.test_files import cases, close
 from kenpo.ops import risk, signals, tracker
 from kenpo.stages import (
+    AgreementSplit,
+    AgreementSwitch,
     BetaTracker,
     Calibration,
     FrequencyAware,
@@ -23,6 +25,8 @@ from kenpo.stages import (
     LeaveOneOut,
     MajorityVote,
     QuantileRisk,
+    SequenceMean,
+    ShortestOfEach,
     TargetDistribution,
 )
 
@@ -278,3 +282,67 @@ def test_which_responses_meet_does_not_depend_on_the_order_of_rows():
 @pytest.mark.parametrize(("i", "e"), cases("riskpo_k_level"))
 def test_quantile_mixture(i, e):
     close(risk.quantile_mixture(tensor(i["scores"]), tensor(i["levels"]), tensor(i["weights"])), e["figure"])
+
+
+def ttpo_of(i):
+    """The algorithm with the case's numbers."""
+    split = AgreementSplit(i["lambda"], {"population": 0, "sample": 1}[i["std"]], i["eps"])
+    few = ShortestOfEach(i["train_positive"], i["train_negative"], i["gradient_tokens"], i["denominator"] == "each")
+    switch = AgreementSwitch(tokens=i["gradient_tokens"])
+    return kenpo.get("ttpo").but(advantage=split, weights=(few,), surrogate=switch, aggregate=SequenceMean("kept"))
+
+
+@pytest.mark.parametrize(("i", "e"), cases("ttpo"))
+def test_ttpo(i, e):
+    n, ahead = len(i["answers"]), lambda x: torch.cat([torch.zeros_like(x[:, :1]), x], 1)  # nothing trains at place 0
+    if i["variant"] == "logits":
+        z = tensor(i["logits"]).requires_grad_()
+        student, teacher = z.log_softmax(-1), tensor(i["teacher_logits"]).log_softmax(-1)
+        taken = torch.tensor(i["tokens"]).clamp(min=0).unsqueeze(-1)
+        fields = {"logp": student.gather(-1, taken).squeeze(-1), "entropy": -(student.exp() * student).sum(-1)}
+        fields["kl_teacher"] = (teacher.exp() * (teacher - student)).sum(-1)
+    else:
+        fields = {"logp": tensor(i["logp"]), "entropy": tensor(i["entropy"]), "kl_teacher": tensor(i["divergence"])}
+    mask = ahead(torch.tensor(i["mask"]).bool())
+    rollouts = kenpo.Rollouts(
+        mask=mask, group=torch.tensor(i["group"]), rewards=torch.zeros(n, dtype=torch.float64),
+        answer=torch.tensor(identities(i["answers"])), logp_sampler=torch.zeros(mask.shape, dtype=torch.float64),
+    )  # fmt: skip
+    result = kenpo.evaluate(ttpo_of(i), rollouts, kenpo.Policy(**{k: ahead(x.detach()) for k, x in fields.items()}))
+    close(result.loss.detach(), e["loss"])
+    close(kenpo.prepare(ttpo_of(i), rollouts).shaped, e["rewards"])
+    A = [1.0 if r else i["lambda"] * a for r, a in zip(e["rewards"], e["advantages"], strict=True)]
+    close(result.advantages[mask], [a for a, row in zip(A, i["mask"], strict=True) for m in row if m])
+    trained = (result.weights > 0).any(-1).nonzero().flatten().tolist()
+    assert trained == sorted(e["positive"] + e["negative"])
+    up = {k: result.gradients[k][:, 1:] for k in ("logp", "kl_teacher")}
+    if i["variant"] == "terms":
+        close(up["logp"], e["coefficients"])
+        close(up["kl_teacher"], e["divergence_gradient"])
+        return
+    whole = (up["logp"] * fields["logp"] + up["kl_teacher"] * fields["kl_teacher"])[mask[:, 1:]].sum()
+    close(torch.autograd.grad(whole, z)[0], e["logits_gradient"])
+
+
+def test_one_answer_and_no_answer():
+    """A group of one answer imitates throughout; one without an answer does not train; of equal lengths a hash decides,
+    whatever the order of rows."""
+    n = 7
+    group = [0, 0, 0, 1, 1, 1, 1]
+    rollouts, policy = batch(
+        group=group, answer=[5, 5, 5, -1, -1, -1, -1], logp_sampler=[[-0.1 * k * k] * 2 for k in range(n)],
+        logp=[[-1.0, -2.0]] * n, entropy=[[0.1, 0.4]] * n, kl_teacher=[[0.3, 0.7]] * n,
+    )  # fmt: skip
+    a = kenpo.get("ttpo").but(weights=(ShortestOfEach(2, 2),))
+    result = kenpo.evaluate(a, rollouts, policy)
+    assert result.advantages[:3, 1:].tolist() == [[1.0, 1.0]] * 3
+    trained = result.weights.any(-1)
+    assert int(trained[:3].sum()) == 2
+    assert not bool(trained[3:].any())
+    assert not bool(result.coefficients.any())
+    close(result.loss.detach(), 0.7 / 2)  # H and D scaled are (0, 1): the second token alone, a mean over two tokens
+    order = torch.tensor([2, 5, 0, 1, 6, 3, 4])
+    moved = kenpo.evaluate(a, rollouts[order], policy[order])
+    assert torch.equal(moved.weights, result.weights[order])
+    none = kenpo.evaluate(kenpo.get("ttpo").but(weights=(ShortestOfEach(0, 2),)), rollouts, policy)
+    assert not bool(none.weights.any())

@@ -110,6 +110,7 @@ WIDER = {
     "teacher_mixed-losses": partial(teachers.teacher_mixed, rule="losses"),
     "spo": signals.spo,
     "ttrl": signals.ttrl,
+    "ttpo": signals.ttpo,
     "gapo": signals.gapo,
     "mad_rl": signals.mad_rl,
     "mad_rl-l2": partial(signals.mad_rl, kind="l2"),

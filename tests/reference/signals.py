@@ -7,6 +7,8 @@ import math
 from .batch import Batch, clipped, dual_clipped, mean, quantile, sequence_mean, token_mean, z_score
 from .grpo_family import k3, sequence_ratio
 from .outcomes import gapo_rewards, madrl_rewards, majority, risk_code, risk_paper, rlcr_reward, spo_step
+from .scalar import stop
+from .teachers import divergences, hinted, slopes
 
 
 def zscored(case, rewards, eps, ddof, beta):
@@ -126,3 +128,45 @@ def riskpo(case, masses=False, size=5, low=0.2, high=0.2):
         return batch.result(-token_mean(batch, [[clipped(r, a, low, high) for r in y.ratios()] for y, a in pairs]), A)
     J = [clipped(sequence_ratio(y), a, low, high) for y, a in pairs if y.n]
     return batch.result(-sum(J) / max(batch.N, 1), A)
+
+
+def shortest(rows, number):
+    """The `number` responses with the fewest tokens; of equal ones by `shuffled`."""
+    return sorted((y for y in rows if y.n), key=lambda y: (y.n, shuffled(y)))[:number]
+
+
+def scaled(x):
+    """(x - min)/(max - min); 0 if all are equal."""
+    return [(v - min(x)) / (max(x) - min(x)) if max(x) > min(x) else 0.0 for v in x]
+
+
+def median(x):
+    s = sorted(x)
+    return (s[(len(s) - 1) // 2] + s[len(s) // 2]) / 2
+
+
+def ttpo(case, few=(4, 4), cut=1024, lam=0.1):
+    """TTPO, arXiv 2608.27448, one mean over all that train; a hint is needed."""
+    batch = Batch(case)
+    D = divergences(batch)
+    A, J, W, trained = [0.0] * batch.N, [[] for _ in batch], [[0.0] * y.n for y in batch], 0
+    for group in {y.group: [batch.responses[j] for j in batch.group_of(y)] for y in batch}.values():
+        label, _ = majority(sorted(a for a in map(answer_of, group) if a is not None))
+        agree = [label is not None and answer_of(y) == label for y in group]
+        places = [batch.responses.index(y) for y in group]
+        for k, place in enumerate(places):
+            A[place] = 1.0 if agree[k] else lam * z_score(1e-6, 0)([float(a) for a in agree], k)
+        sides = [[y for y, a in zip(group, agree, strict=True) if a == side] for side in (True, False)]
+        taken = [shortest(side, n) for side, n in zip(sides, few, strict=True)] if label is not None else []
+        for y in [y for side in taken for y in side if hinted(y)]:
+            place, n = batch.responses.index(y), min(y.n, cut)
+            trained += 1
+            H, d = scaled(y.take("entropy")[:n]), scaled(y.take("kl_teacher")[:n])
+            W[place] = [float(t < n) for t in range(y.n)]
+            if y in taken[0]:
+                J[place] = [-(h + x - h * x) * v for h, x, v in zip(H, d, D[place], strict=False)]
+                continue
+            s = [-stop(lp) * (1 - h) for lp, h in zip(y.logp, H, strict=False)]
+            J[place] = [A[place] * lp if x >= median(s) else 0.0 for lp, x in zip(y.logp, s, strict=False)]
+    loss = -sum(sum(row) / len(row) for row in J if row) / max(trained, 1)
+    return *batch.result(loss, A, W), slopes(batch, loss, D)

@@ -17,7 +17,7 @@ NUMBERS = {"dr_grpo": {"length": 7}, "dapo": {"limit": 6, "buffer": 3}}
 OPTIONS |= {"sis": {"topk": 3}, "luffy": {"experts": True}, "grin": {"experts": True}, "erpo": {"query": True},
             "ppo": {"critic": True}, "vapo": {"critic": True}}  # fmt: skip
 NUMBERS |= {"range_grpo": {"length": 7}, "erpo": {"average_surprisal": 3.0}}  # fmt: skip
-ANSWERED = ("gapo", "mad_rl", "mad_rl-l2", "mad_rl-forward-kl", "mad_rl-jsd", "ttrl")
+ANSWERED = ("gapo", "mad_rl", "mad_rl-l2", "mad_rl-forward-kl", "mad_rl-jsd", "ttrl", "ttpo")
 OPTIONS |= {n: {"answers": True} for n in ANSWERED} | {n: {"experts": True} for n in ("gkd-mixed", "sft_mixture")}
 OPTIONS |= {"spo": {"answers": True, "binary": True}, "rfpo": {"critic": True, "binary": True},
             "ppo-ptx": {"critic": True, "supervised": True}, "rlid": {"decisions": True}}  # fmt: skip
@@ -39,7 +39,7 @@ DETACHED |= {
     "cispo-band",
     "cispo-dynamic",
 }
-DETACHED |= {"minillm", "opd-prime", "sdpo", "sdpo-sampled", "teacher_mixed-losses"}
+DETACHED |= {"ttpo", "minillm", "opd-prime", "sdpo", "sdpo-sampled", "teacher_mixed-losses"}
 # A critic, a baseline of another kind, a KL, a teacher, an expert or a vote teaches without any difference of rewards.
 TAUGHT = {"erpo", "grin", "ppo", "ppo-ptx", "vapo", "rfpo", "remax", "reinforce_pp-kl", "spo", "sft", "sft_mixture"}
 TAUGHT |= {n for n in NAMES if n in ANSWERED or n.partition("-")[0] in ("gkd", "minillm", "opd", "opsa", "sdpo")}

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from kenpo.cli import main
 from kenpo.experience.episode import answer_id
+from kenpo.experience.hints import most_frequent
 from kenpo.experience.variety import from_uniform, self_bleu, variety
 from kenpo.runs.checkpoint import found
 from kenpo.trainer.config import TrainConfig
@@ -141,12 +142,25 @@ def test_the_figures_come_with_any_algorithm_where_answers_are_many(options, tmp
     assert not any(n.startswith("answers/") for n in metrics(tmp_path / "one")[-1])
 
 
-@pytest.mark.parametrize("name", ["spo", "gapo", "mad_rl", "ttrl", "riskpo", "riskpo-masses", "cispo-dynamic"])
+@pytest.mark.parametrize("name", ["spo", "gapo", "mad_rl", "ttrl", "riskpo", "riskpo-masses", "cispo-dynamic", "ttpo"])
 def test_trains_on_the_bundled_task(name, options, tmp_path):
     given = options | {"algorithm": name, "settings": {}, "steps": 2, "prompts": 3, "eval_problems": 0}
     given |= {"checkpoint_every": 0}
     given |= {"group_size": 1, "prompts": 8} if name == "spo" else {}
+    given |= {"teacher": "hint"} if name == "ttpo" else {}
     train(TrainConfig(**given, out=str(tmp_path / "a")))
     line = metrics(tmp_path / "a")[-1]
     assert line["updates"] == 1
-    assert line["grad_norm"]["sum"] > 0 or name in ("gapo", "mad_rl", "ttrl")  # random models: no valid answer at all
+    assert line["grad_norm"]["sum"] > 0 or name in (
+        "gapo",
+        "mad_rl",
+        "ttrl",
+        "ttpo",
+    )  # random models: no valid answer at all
+
+
+def test_the_majority_is_the_hint():
+    assert most_frequent(["a", "b", None, "b"]) == "b"
+    assert most_frequent([None, None]) is None
+    tied = ["x", "y", "x", "y"]
+    assert most_frequent(tied) == most_frequent(tied[::-1]) == min(("x", "y"), key=answer_id)

@@ -22,6 +22,7 @@ READING_ORDER = (
     "rfpo",
     "spo",
     "ttrl",
+    "ttpo",
     "gapo",
     "mad_rl",
     "rlcr",

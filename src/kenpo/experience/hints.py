@@ -7,6 +7,7 @@ context of the episode (`kenpo.contexts`): sampling never sees it, scoring may a
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from kenpo.contexts import HINT
 from kenpo.episode import Episode
 from kenpo.errors import InputError
+from kenpo.experience.episode import answer_id
 from kenpo.experience.problem import Problem, Prompt
 from kenpo.experience.prompts import Prompts
 from kenpo.experience.verdict import Verdict
@@ -25,11 +27,13 @@ _THOUGHT = "</think>"
 @dataclass(frozen=True)
 class HintOptions:
     """``column`` holds the hint; None: it is the group's first *other* response of reward at least ``threshold``, with
-    a think block taken off; a lone success gets none. ``template`` places ``{prompt}`` and ``{hint}`` in one text."""
+    a think block taken off; a lone success gets none; ``majority``: it is the answer that most of the group gave, of
+    equally frequent ones that of the smallest identity. ``template`` places ``{prompt}`` and ``{hint}`` in one text."""
 
     column: str | None = None
     threshold: float = 0.5
     template: str = TEMPLATE
+    majority: bool = False
 
     def __post_init__(self) -> None:
         for field in ("{prompt}", "{hint}"):
@@ -70,7 +74,12 @@ class Hints:
         model's context for both that prompt and the response."""
         made = []
         for i, episode in enumerate(episodes):
-            text = self.of_column(problem) if self.options.column is not None else self._of_peers(i, episodes, verdicts)
+            if self.options.column is not None:
+                text: str | None = self.of_column(problem)
+            elif self.options.majority:
+                text = most_frequent([v.answer for v in verdicts])
+            else:
+                text = self._of_peers(i, episodes, verdicts)
             ids = [] if text is None else self.encode(problem, text)
             after = sum(len(s.ids) for s in episode.segments) - len(episode.prompt)
             if ids and (self.prompts.context is None or len(ids) + after <= self.prompts.context):
@@ -83,6 +92,16 @@ class Hints:
             if i != own and verdict.reward >= self.options.threshold:
                 return episode.text.rpartition(_THOUGHT)[2].strip()
         return None
+
+
+def most_frequent(answers: Sequence[str | None]) -> str | None:
+    """The most frequent answer, of equally frequent ones that of the smallest identity; None: nobody answered.
+
+    >>> most_frequent(["7", None, "7", "8"])
+    '7'
+    """
+    counts = Counter(a for a in answers if a is not None)
+    return min(counts, key=lambda a: (-counts[a], answer_id(a)), default=None)
 
 
 class HintedPrompts(Prompts):

@@ -35,3 +35,9 @@ def _mixed(x: Tensor) -> Tensor:
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def row_draws(logp: Tensor, mask: Tensor) -> Tensor:
+    """[B] numbers in [0, 1) that look random, made of each row's log-probs; rows of equal log-probs are tied."""
+    total = select(logp.double(), mask).sum(-1)
+    return (total * 1e3 * 0.6180339887498949).remainder(1.0)

@@ -112,3 +112,16 @@ def dominance(parts: Tensor, valid: Tensor) -> Tensor:
     """
     share = select(parts.abs(), valid).sum(-1)
     return divide(share.amax(), share.sum())
+
+
+def row_scaled(x: Tensor, mask: Tensor) -> Tensor:
+    """[B,T] ``(x − min)/(max − min)`` over each row's own tokens, in [0, 1]; 0 where a row is constant, and off mask.
+
+    >>> row_scaled(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 1, 0]]).bool())
+    tensor([[0.0000, 1.0000, 0.5000],
+            [0.0000, 0.0000, 0.0000]])
+    """
+    low = x.masked_fill(~mask, torch.inf).amin(-1, keepdim=True)
+    high = x.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True)
+    spread = select(high - low, high > low)
+    return select(divide(select(x - low, mask), spread.expand_as(x)), mask & (spread > 0))

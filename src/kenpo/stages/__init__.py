@@ -66,6 +66,7 @@ from kenpo.stages.origins import (
 )
 from kenpo.stages.parts import PartsZScore
 from kenpo.stages.preference import PairLogistic, PairSquared, TurnDensityRatio
+from kenpo.stages.pseudo import AgreementSplit, AgreementSwitch, ShortestOfEach
 from kenpo.stages.queries import QueryKL, QueryWeight
 from kenpo.stages.rarity import InverseLikelihood, VarianceRatio
 from kenpo.stages.ratios import LogClip, PowerRatio, PrefixMinRatio, SequenceRatio, TokenRatio

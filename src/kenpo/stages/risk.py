@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kenpo.ops import groups, masked, risk
+from kenpo.ops import groups, masked, risk, sampling
 from kenpo.stages.base import Advantage, Scope
 from kenpo.stages.context import Context
 
@@ -81,7 +81,7 @@ class QuantileRisk(Advantage):
         rows = ctx.selected.nonzero().flatten()
         question = groups.group_index(ctx.group[rows])[0]
         if self.pairing == "shuffled":
-            rows = rows[torch.argsort(_hash(ctx.read("logp_sampler"), ctx.mask)[rows], stable=True)]
+            rows = rows[torch.argsort(sampling.row_draws(ctx.read("logp_sampler"), ctx.mask)[rows], stable=True)]
             question = groups.group_index(ctx.group[rows])[0]
         order = torch.argsort(question, stable=True)
         rows, question = rows[order], question[order]
@@ -109,9 +109,3 @@ class QuantileRisk(Advantage):
         even = total.abs() <= 1e-6
         equal = masked.divide(torch.ones_like(a), groups.group_count(members, ctx.selected, a))
         return a * torch.where(even, equal, lead / torch.where(even, torch.ones_like(total), total))
-
-
-def _hash(logp: Tensor, mask: Tensor) -> Tensor:
-    """[B] numbers in [0, 1) that look random, made of each row's log-probs; rows of equal log-probs are tied."""
-    total = masked.select(logp.double(), mask).sum(-1)
-    return (total * 1e3 * 0.6180339887498949).remainder(1.0)

@@ -144,12 +144,13 @@ class Hinted(Weight):
 
     With ``over="kept"`` in the aggregate the others leave the denominator as well. The fields say how a trainer makes
     the teacher (``--teacher hint``) and change no arithmetic here: ``by`` "peer", the hint is the group's first other
-    response of reward at least ``threshold``, or "column", it stands in the task; ``average``, how far the teacher's
+    response of reward at least ``threshold``, "column", it stands in the task, or "majority", it is the group's most
+    frequent answer (of equally frequent ones that of the smallest identity); ``average``, how far the teacher's
     weights follow the policy's after each update (0: as the run began, 1: the policy itself). Source: SDPO,
     arXiv:2601.20802.
     """
 
-    by: Literal["peer", "column"] = "peer"
+    by: Literal["peer", "column", "majority"] = "peer"
     threshold: float = 0.5
     average: float = 0.05
 

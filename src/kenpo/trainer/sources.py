@@ -142,7 +142,8 @@ def hint_options(m: Making, task: Task) -> HintOptions:
     """Where hints stand, and how they are shown: in words of the configuration, else of the task."""
     template = m.config.hint_template or getattr(task, "hint_template", None) or TEMPLATE
     algorithm = m.inputs.algorithm
-    return HintOptions(hint_column(algorithm, m.config.hint_column), hinted_stage(algorithm).threshold, template)
+    stage = hinted_stage(algorithm)
+    return HintOptions(hint_column(algorithm, m.config.hint_column), stage.threshold, template, stage.by == "majority")
 
 
 def demonstrations(m: Making) -> Source:
