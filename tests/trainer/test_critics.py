@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import shutil
+import signal
+import subprocess
 import time
 
 import pytest
@@ -121,6 +124,33 @@ def test_two_processes_give_the_run_of_one(kind, port, valued, models, tmp_path,
     learnt = [n for n in one if "optimizer" not in n]
     assert same({n: one[n] for n in learnt}, {n: two[n] for n in learnt}, exact=False) == []
     assert any(n.startswith("critic/scalar_heads") for n in learnt) == (kind == "own")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "port"), [("trunk", 29655), ("own", 29657)])
+def test_two_killed_processes_go_on_bit_for_bit(kind, port, valued, models, tmp_path, spawn):
+    options = valued | ({"critic": str(models / "llama"), "critic_warmup": 1} if kind == "own" else {})
+    options |= {"checkpoint_every": 1, "keep": 0, "steps": 5, "out": str(tmp_path / "unused")}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(to_dict(TrainConfig(**options))))
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert spawn("train", "--config", config, "--out", whole, launcher=(*launcher, str(port))).wait(200) == 0
+    process = spawn("train", "--config", config, "--out", cut, launcher=(*launcher, str(port + 1)))
+    deadline = time.monotonic() + 200
+    while not (cut / "checkpoints/step_000002").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+    for pid in [process.pid, *map(int, children.stdout.split())]:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    resumed = spawn("train", "--resume", cut, launcher=(*launcher, str(port)))
+    _, err = resumed.communicate(timeout=200)
+    assert resumed.returncode == 0, err[-2000:]
+    one, two = (weights(run / "checkpoints/step_000005") for run in (whole, cut))
+    assert same(one, two) == []
 
 
 @pytest.mark.parametrize("kind", ["trunk", "own"])
