@@ -2,10 +2,10 @@
 
     python benchmarks/critic_cost.py [--quick] [--json]
 
-A fresh model of 26 million parameters in float32, 32 samples of up to 16 tokens a step, AdamW. The reward, the share of
-digits, differs from sample to sample: with equal rewards grpo would run no backward pass. Memory is the largest resident
-size of the process; time is processor seconds of one thread a step, from a run of 5 steps less one of 1, so that
-loading drops out.
+A fresh model of 26 million parameters in float32, 32 samples of up to 16 tokens a step, AdamW. The reward, the share
+of digits, differs from sample to sample: with equal rewards grpo would run no backward pass. Memory is the largest
+resident size of the process; time is processor seconds of one thread a step, from a run of 5 steps less one of 1, so
+that loading drops out.
 """
 
 from __future__ import annotations

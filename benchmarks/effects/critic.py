@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import runs as effect
+
 from kenpo.experience.addition import is_held_out
 
 COMMON = [
