@@ -42,6 +42,24 @@ def test_a_teacher_moves_the_policy_and_its_log_probs_are_recorded(name, taught,
         assert bool(gap.abs().max() > 0.1)
 
 
+def test_a_teacher_with_another_template_reads_the_students_own_tokens(taught, models, tmp_path):
+    """A teacher's own chat template renders nothing: it scores the ids that the policy saw and sampled."""
+    from transformers import AutoTokenizer
+
+    folder, out = tmp_path / "teacher", tmp_path / "run"
+    shutil.copytree(models / "llama", folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for m in messages %}1{{ m['content'] }}+{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    train(TrainConfig(**(taught | {"algorithm": "opd", "teacher": str(folder), "out": str(out), "steps": 1})))
+    batch = load_file(str(out / "batches/000001.safetensors"))
+    ids, mask = batch["tokens"].long().clamp_min(0), batch["mask"].bool()
+    with torch.no_grad():
+        logp = load_policy(folder)(input_ids=ids).logits[:, :-1].log_softmax(-1)
+    want = torch.cat([logp[:, :1, 0] * 0, logp.gather(-1, ids[:, 1:, None]).squeeze(-1)], 1)
+    assert (batch["logp_teacher"] - want)[mask].abs().max() < 1e-5
+
+
 def test_a_run_with_a_teacher_goes_on_bit_for_bit(taught, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     options = taught | {"algorithm": "teacher_mixed", "checkpoint_every": 2}
