@@ -206,3 +206,12 @@ def test_a_task_without_traces_asks_for_a_file(mixed, tmp_path):
     task = write(tmp_path / "task.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(10)])
     with pytest.raises(InputError, match="no column 'trace'; name a file"):
         train(TrainConfig(**(mixed | {"out": str(tmp_path / "run"), "task": task})))
+
+
+@pytest.mark.parametrize("option", ["expert", "corpus"])
+def test_a_file_that_is_not_there_is_one_line(option, mixed, tmp_path):
+    more = {"algorithm": "luffy"} if option == "expert" else {"algorithm": "grpo", "stages": ("supervised_nll",)}
+    fields = {**mixed, "expert": None, **more, option: str(tmp_path / "none.jsonl"), "out": str(tmp_path / "x")}
+    with pytest.raises(InputError, match="no such file"):
+        train(TrainConfig(**fields))
+    assert not (tmp_path / "x").exists()

@@ -63,7 +63,9 @@ def rows_digest(source: str, rows: Sequence[Any]) -> dict[str, Any]:
 
 
 def file_entry(path: str | Path) -> dict[str, Any]:
-    """An entry for a file by its content."""
+    """An entry for a file by its content. InputError where there is none."""
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such file")
     return {"digest": file_digest(Path(path)), "of": str(path)}
 
 
