@@ -22,8 +22,8 @@ TRAIN: Groups = {
         "replay", "replay_limit", "replay_order",
     ),
     "sampling": (
-        "temperature", "top_p", "top_k", "max_tokens", "stop", "keep_special_tokens", "engine", "sampling_tokens",
-        "lag", "max_staleness", "sampler_noise",
+        "temperature", "top_p", "top_k", "max_tokens", "stop", "keep_special_tokens", "engine", "engine_python",
+        "engine_url", "engine_limit", "sampling_tokens", "lag", "max_staleness", "sampler_noise",
     ),
     "reward": (
         "verifier", "correct_at", "time_limit", "verifier_workers", "verifier_memory", "sandbox",

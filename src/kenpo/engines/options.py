@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from kenpo.engines.base import SamplingOptions
+from kenpo.engines.server import Client
+from kenpo.engines.vllm import ServerOptions, check_options
 from kenpo.errors import InputError
-from kenpo.options import Limits, Options, Paths, code_path
+from kenpo.options import Limits, Options, Paths, absolute, code_path
+
+#: Options that say where a server is, and change no sample.
+PLACE = frozenset({"engine_python", "engine_url", "engine_limit"})
 
 
 @dataclass(frozen=True)
@@ -15,10 +21,17 @@ class EngineOptions(Options):
     """The engine, the distribution that it samples from, and by which weights."""
 
     LIMITS: ClassVar[Limits] = {"sampling_tokens": 1, "max_tokens": 1, "top_k": 0, "lag": 0, "max_staleness": 0}
-    PATHS: ClassVar[Paths] = {"engine": code_path}
+    PATHS: ClassVar[Paths] = {"engine": code_path, "engine_python": absolute}
 
     engine: str = "hf"
-    """What samples: hf (transformers, in this process), or your own as file.py:NAME, called with (model, tokenizer)."""
+    """What samples: hf (transformers, in this process), vllm (a server on this machine), or your own as file.py:NAME,
+    called with (model, tokenizer)."""
+    engine_python: str | None = None
+    """The interpreter that has vLLM installed, to start a server with; default: this one."""
+    engine_url: str | None = None
+    """A vLLM server that runs already, http://127.0.0.1:PORT, started on the same model (docs/guides/vllm.md)."""
+    engine_limit: float = 600.0
+    """Seconds that a sample, a reload or the start of a vLLM server may take before the run stops."""
     sampling_tokens: int | None = None
     """Tokens that the embedded engine holds at once; default: what free memory allows, recorded and kept on resume."""
     lag: int = 0
@@ -48,6 +61,25 @@ class EngineOptions(Options):
             top_logprobs,
         )  # fmt: skip
 
+    def server(self) -> ServerOptions:
+        """Where vLLM's server is."""
+        return ServerOptions(self.engine_python, self.engine_url, self.engine_limit)
+
+    def _check_server(self) -> None:
+        for option, given in (("--engine-python", self.engine_python), ("--engine-url", self.engine_url)):
+            if given is not None and self.engine != "vllm":
+                raise InputError(f"{option} is for --engine vllm, not {self.engine}; leave it out")
+        if self.engine_python is not None and self.engine_url is not None:
+            raise InputError("--engine-python starts a server and --engine-url uses one that runs; give one of them")
+        if self.engine_python is not None and not Path(self.engine_python).expanduser().is_file():
+            raise InputError(f"--engine-python {self.engine_python}: no such file")
+        if self.engine_url is not None:
+            Client(self.engine_url)
+        if not 0 < self.engine_limit < float("inf"):
+            raise InputError(f"--engine-limit: {self.engine_limit} is not a number of seconds above 0")
+        if self.engine == "vllm":
+            check_options(SamplingOptions(self.temperature, self.top_p, self.top_k))
+
     def check(self) -> None:
         """A distribution is sampled from, and only the embedded engine has a room."""
         if not self.temperature > 0:
@@ -56,5 +88,6 @@ class EngineOptions(Options):
             )
         if not 0 < self.top_p <= 1:
             raise InputError(f"--top-p: {self.top_p} is not in (0, 1]")
+        self._check_server()
         if self.sampling_tokens is not None and self.engine != "hf":
             raise InputError(f"--sampling-tokens bounds the embedded engine, not {self.engine}; leave it out")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from kenpo.engines.options import EngineOptions
+from kenpo.engines.options import PLACE, EngineOptions
 from kenpo.errors import InputError, UnknownNameError, unknown_name
 from kenpo.experience.feeding import GIVEN, SOURCE_OF, check_source
 from kenpo.experience.options import BUNDLED_TASK, ExperienceOptions
@@ -31,7 +31,8 @@ from kenpo.trainer.defaults import PAIRED, RECIPE, RECIPE_SETTINGS, SUPERVISED, 
 PROCESS_FIELDS = frozenset({"recipe", "out", "series", "resume", "accept_changes", "dry_run", "quiet"})
 TAKEN_ON_RESUME = ("accept_changes", "dry_run", "quiet")  # from the command line that resumes
 # Recorded, yet free to differ when a run is resumed: they change no number (a sampling room at most last bits).
-FREE_ON_RESUME = ANEW | {"loggers", "keep", "max_refills", "sampling_tokens", "verifier_workers", "verifier_memory"}
+_FREE = {"loggers", "keep", "max_refills", "sampling_tokens", "verifier_workers", "verifier_memory"}
+FREE_ON_RESUME = ANEW | PLACE | _FREE
 
 _SEVERAL = ("stages", "stop", "task", "eval_file", "verifier", "loggers", "betas", "lora_targets")
 

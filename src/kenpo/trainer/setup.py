@@ -95,7 +95,7 @@ def build(config: RunConfig, inputs: Inputs, ranks: Ranks, checkpoint: Path | No
     factory = load_object(config.engine, "engine")[0] if ":" in config.engine else config.engine
     if config.engine == "hf" and (config.source not in GIVEN or inputs.task is not None):
         config = config.but(sampling_tokens=config.sampling_tokens or room(config, model, passes, facts, ranks))
-    engine = open_engine(factory, model, tokenizer, config.sampling_tokens)
+    engine = open_engine(factory, model, tokenizer, config.sampling_tokens, config.server())
     sampler = sampling_engine(config, engine, inputs.algorithm, scorer)
     making = Making(config, inputs, model, tokenizer, sampler, engine, ranks)
     source, teacher = make_source(making), teacher_evaluator(making, scorer.teacher)
