@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from vllm_stub import Stub
 
 from kenpo.engines.base import Request, SamplingOptions
 from kenpo.engines.hf import HFEngine
 from kenpo.engines.server import Client, Process
 from kenpo.engines.vllm import ServerOptions, VLLMEngine
 from kenpo.errors import InputError, RunError
-
-from .vllm_stub import Stub
 
 OPTIONS = SamplingOptions(temperature=0.8, max_tokens=12, stop=("7",))
 
@@ -208,7 +207,7 @@ def test_no_server_there(policy):
 def python(tmp_path):
     """What starts the stub in place of vLLM."""
     path = tmp_path / "python"
-    stub = Path(__file__).with_name("vllm_stub.py")
+    stub = Path(__file__).parents[1] / "vllm_stub.py"
     path.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{stub}" "$@"\n')
     path.chmod(0o755)
     return str(path)

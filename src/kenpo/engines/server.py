@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from kenpo.errors import InputError, RunError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+WORDS = 4000  # bytes of a server's log that an error shows
 POLL = 0.2  # seconds between two looks at a server that starts
 
 
@@ -93,7 +94,7 @@ class Process:
         self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         keeper = str(Path(__file__).with_name("keeper.py"))
         self.keeper = subprocess.Popen(
-            [sys.executable, "-I", keeper, *command], env={**os.environ, **environment}, text=True,
+            [sys.executable, "-I", keeper, *command], env=_environment(environment), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, start_new_session=True,
         )  # fmt: skip
         assert self.keeper.stdout is not None
@@ -107,7 +108,7 @@ class Process:
         """The end of what it printed."""
         self.log.flush()
         size = os.fstat(self.log.fileno()).st_size
-        return os.pread(self.log.fileno(), 2000, max(0, size - 2000)).decode("utf-8", "replace").strip()
+        return os.pread(self.log.fileno(), WORDS, max(0, size - WORDS)).decode("utf-8", "replace").strip()
 
     def stop(self) -> None:
         """End the group and wait until it is gone."""
@@ -122,6 +123,13 @@ class Process:
             self.keeper.wait()
         self.keeper.stdout.close()
         self.log.close()
+
+
+def _environment(more: dict[str, str]) -> dict[str, str]:
+    """This process's, with what is set in `more` unless the user has set it, without what would lead another
+    interpreter to this one's packages."""
+    own = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    return {**more, **own}
 
 
 def free_port() -> int:

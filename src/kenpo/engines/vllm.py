@@ -32,7 +32,10 @@ FLAGS = (
     "--enforce-eager", "--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill",
     "--generation-config", "vllm", "--served-model-name", NAME,
 )  # fmt: skip
-ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; on a CPU only
+}  # fmt: skip
 PREFILL = 8192
 
 
