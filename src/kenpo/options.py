@@ -146,6 +146,9 @@ _NO_VERIFIER = "--verifier: name at least one, or leave the option out for the t
 VerifierSpec = Annotated[str | tuple[str, ...] | None, _one_or_several("VERIFIER[=WEIGHT]", _NO_VERIFIER)]
 TaskSpec = Annotated[str | tuple[str, ...], _one_or_several("TASK|FILE", "--task: name one")]
 FilesSpec = Annotated[str | tuple[str, ...] | None, _one_or_several("FILE", "--eval-file: name at least one file")]
+ScheduleSpec = Annotated[
+    str | tuple[str, ...], _one_or_several("COURSE|KEY=FROM:TO@STEPS", "--schedule: name a course")
+]
 
 
 def listed(spec: str | Sequence[str] | None) -> str:

@@ -73,14 +73,14 @@ def run_tests(root: Path, tests: list[str], changed: dict[str, str], seconds: fl
 
 
 def verdict(mutant: Mutant, root: Path, seconds: float) -> tuple[str, str]:
-    """ "caught", "SURVIVED" or "BROKEN", and a remark."""
+    """ "caught", "SURVIVED", "TIMEOUT" or "BROKEN", and a remark."""
     try:
         text = mutant.applied(root)
     except ValueError as error:
         return "BROKEN", str(error)
     status, output = run_tests(root, list(mutant.tests), {mutant.file: text}, seconds)
     if status is None:
-        return "caught", "ran out of time"
+        return "TIMEOUT", "no verdict within the time limit; raise --seconds, or have the test notice it itself"
     if status == 1 and "FAILED" in output:
         return "caught", ""
     if status == 0:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from kenpo.errors import InputError
+from kenpo.errors import InputError, unknown_name
 from kenpo.models.options import model_path
-from kenpo.options import Limits, Options, Paths, Settings, Stages, code_path
+from kenpo.options import Limits, Options, Paths, ScheduleSpec, Settings, Stages, code_path
+from kenpo.schedules import Schedule, parse
+
+COURSES = ("constant", "linear", "cosine")
 
 
 def teacher_path(name: str) -> str:
@@ -82,8 +85,9 @@ class UpdateOptions(Options):
     """adamw is torch's; the others need torchao or bitsandbytes and save memory."""
     lr: float | None = None
     """Learning rate (recipe 1e-4, else 1e-6)."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up; linear and cosine go towards 0."""
+    schedule: ScheduleSpec = "constant"
+    """Course of the learning rate after the warm-up: constant, linear or cosine, which go towards 0; and numbers of the
+    algorithm that move: ratio.p=1:0@200 goes from 1 to 0 over 200 steps and stays."""
     warmup: int | None = None
     """Steps of linear warm-up (recipe 10, else 0)."""
     weight_decay: float = 0.0
@@ -95,8 +99,27 @@ class UpdateOptions(Options):
     prox_decay: float | None = None
     """Of the average of the weights that an algorithm with a proximal policy compares with (0.9)."""
 
+    @property
+    def course(self) -> str:
+        """That of the learning rate."""
+        return next((w for w in self._words() if w in COURSES), "constant")
+
+    @property
+    def moving(self) -> list[Schedule]:
+        """The numbers of the algorithm that move along the run."""
+        return [parse(w) for w in self._words() if w not in COURSES]
+
+    def _words(self) -> tuple[str, ...]:
+        return (self.schedule,) if isinstance(self.schedule, str) else self.schedule
+
     def check(self) -> None:
-        """Averages forget."""
+        """Averages forget, and a course is known."""
+        for word in self._words():
+            if "=" not in word and word not in COURSES:
+                raise unknown_name("schedule", word, COURSES, "(or KEY=FROM:TO@STEPS, such as ratio.p=1:0@200)")
+        if sum(word in COURSES for word in self._words()) > 1:
+            raise InputError(f"--schedule {' '.join(self._words())}: the learning rate takes one course")
+        _ = self.moving  # each can be read
         if self.prox_decay is not None and not 0 <= self.prox_decay < 1:
             raise InputError(f"--prox-decay: {self.prox_decay} is not in [0, 1)")
         if self.betas is not None and not (len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas)):

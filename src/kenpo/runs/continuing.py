@@ -21,9 +21,9 @@ def check_steps(run: Path, checkpoint: Path | None, recorded: Any, steps: int) -
     """
     if steps in (0, recorded.steps):
         return
-    if recorded.schedule != "constant":
+    if recorded.course != "constant":
         raise InputError(
-            f"{run}: --steps {steps}: the {recorded.schedule} schedule made every rate so far from {recorded.steps} "
+            f"{run}: --steps {steps}: the {recorded.course} schedule made every rate so far from {recorded.steps} "
             "steps, so this would be no run of any length; start a new run from its checkpoint (--model)"
         )
     done = step_of(checkpoint)

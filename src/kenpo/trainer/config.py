@@ -34,7 +34,7 @@ TAKEN_ON_RESUME = ("accept_changes", "dry_run", "quiet")  # from the command lin
 _FREE = {"loggers", "keep", "max_refills", "sampling_tokens", "verifier_workers", "verifier_memory"}
 FREE_ON_RESUME = ANEW | PLACE | _FREE
 
-_SEVERAL = ("stages", "stop", "task", "eval_file", "verifier", "loggers", "betas", "lora_targets")
+_SEVERAL = ("schedule", "stages", "stop", "task", "eval_file", "verifier", "loggers", "betas", "lora_targets")
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ class Run:
     def _step(self, step: int) -> None:
         began = time.perf_counter()
         parts, state = self.parts, self.state
-        collected = parts.source.next(step, state.source, *self._asks())
+        collected = parts.source.next(step, state.source, *self._asks(step))
         try:
             done = parts.updater.update(collected.rollouts, state.algorithm, step, state.updates)
         except KenpoError:
@@ -178,6 +178,7 @@ class Run:
         updates = state.updates + done.updates
         parts.engine.update(parts.updater.learner.weights, updates)
         figures = step_figures(step, collected, done)
+        figures |= {f"schedule/{s.key}": s.value(step - 1) for s in self.config.moving}
         clock = figures.pop("time")
         every, last = self.config.eval_every, step == self.config.steps
         evaluated = bool(parts.source.heldout) and (last or bool(every and step % every == 0))
@@ -204,9 +205,9 @@ class Run:
         if self.config.record_batches and self.ranks.first:
             self.folder.record_batch(step, rollouts, {"step": step, "algorithm": self.parts.algorithm.name})
 
-    def _asks(self) -> tuple[Priorities | None, Usable | None]:
+    def _asks(self, step: int) -> tuple[Priorities | None, Usable | None]:
         """What the algorithm asks of the source: the problems' priorities, and which rollouts it will train on."""
-        algorithm = self.parts.algorithm
+        algorithm = self.parts.updater.at(step)
         priorities = algorithm.advantage.priorities(self.state.algorithm)
         return priorities, (lambda batch: kenpo.select(algorithm, batch)) if algorithm.selection else None
 

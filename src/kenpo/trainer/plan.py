@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from kenpo import schedules
 from kenpo.engines.simulated import check_sampling
 from kenpo.errors import InputError
 from kenpo.experience.corpus import check_corpus
@@ -48,6 +49,7 @@ def plan_passes(algorithm: Any, config: RunConfig, vocabulary: int) -> Passes:
             f"algorithm {algorithm.name!r} takes at most {algorithm.updates} update(s) per rollout batch, but "
             f"--minibatches {config.minibatches} --epochs {config.epochs} make {config.updates}"
         )
+    schedules.check(algorithm, config.moving)
     kept, partner = keeps_reference(config, algorithm.needs), config.partner is not None
     return planning.plan(algorithm, config.updates, vocabulary, kept_reference=kept, partner=partner)
 

@@ -34,6 +34,7 @@ def report(
         "",
         "settings of the algorithm",
         *(f"  {key} = {value}" for key, value in algorithm.settings().items()),
+        *(f"  {s.key} moves from {s.start:g} to {s.end:g} over {s.steps} steps" for s in config.moving),
         "",
         *(["what to know of this configuration", *(f"  {line}" for line in said), ""] if said else []),
         "passes of one step",

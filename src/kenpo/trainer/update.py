@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import kenpo
+from kenpo import schedules
 from kenpo.fields import EXPERT, REPLAYED
 from kenpo.learner import critic as critics
 from kenpo.learner.critic import Critic, Rates
@@ -33,9 +34,15 @@ class Updater:
         critic: Critic | None = None,
     ) -> None:  # fmt: skip
         self.learner, self.algorithm, self.config = learner, algorithm, config
+        self.given = algorithm  # before anything moves
         self.version = 0  # of the weights that the present batch meets
         self.passes, self.reference, self.critic = passes, reference, critic
         self.further: Callable[[], Part] | None = None
+
+    def at(self, step: int) -> Any:
+        """The algorithm in force at a step: some of its numbers may move along the run (`--schedule`)."""
+        self.algorithm = schedules.at_step(self.given, self.config.moving, step - 1)
+        return self.algorithm
 
     def further_part(self) -> Part | None:
         """What a checkpoint holds of a further model: a critic with a model of its own, or a partner."""
@@ -69,6 +76,7 @@ class Updater:
 
         ``version`` counts the updates done before. Rows that are too old leave first; with none left nothing is done.
         """
+        self.at(step)
         seconds: dict[str, float] = {}
         drawn = len(rollouts)
         rollouts, dropped = fresh_enough(rollouts, version, self.config.max_staleness)
@@ -114,7 +122,7 @@ class Updater:
     def rates(self, step: int) -> Rates:
         """The learning rates of `step`. The policy's course begins after the steps in which the critic learns alone;
         the critic's has no warm-up, since its first task is to catch up."""
-        config, alone, how = self.config, self.config.critic_warmup, self.config.schedule
+        config, alone, how = self.config, self.config.critic_warmup, self.config.course
         policy = None
         if step > alone:
             left = config.steps - alone
