@@ -23,7 +23,8 @@ TRAIN: Groups = {
     ),
     "sampling": (
         "temperature", "top_p", "top_k", "max_tokens", "stop", "keep_special_tokens", "engine", "engine_python",
-        "engine_url", "engine_limit", "sampling_tokens", "lag", "max_staleness", "sampler_noise",
+        "engine_url", "engine_limit", "gate_every", "gate_bound", "sampling_tokens", "lag", "max_staleness",
+        "sampler_noise",
     ),
     "reward": (
         "verifier", "correct_at", "time_limit", "verifier_workers", "verifier_memory", "sandbox",

@@ -15,12 +15,21 @@ from kenpo.options import Limits, Options, Paths, absolute, code_path
 #: Options that say where a server is, and change no sample.
 PLACE = frozenset({"engine_python", "engine_url", "engine_limit"})
 
+GATE = 20  # batches between two looks of the parity gate, with vLLM
+
 
 @dataclass(frozen=True)
 class EngineOptions(Options):
     """The engine, the distribution that it samples from, and by which weights."""
 
-    LIMITS: ClassVar[Limits] = {"sampling_tokens": 1, "max_tokens": 1, "top_k": 0, "lag": 0, "max_staleness": 0}
+    LIMITS: ClassVar[Limits] = {
+        "sampling_tokens": 1,
+        "max_tokens": 1,
+        "top_k": 0,
+        "gate_every": 0,
+        "lag": 0,
+        "max_staleness": 0,
+    }
     PATHS: ClassVar[Paths] = {"engine": code_path, "engine_python": absolute}
 
     engine: str = "hf"
@@ -40,6 +49,11 @@ class EngineOptions(Options):
     """Drop rows whose oldest token was sampled more than so many optimizer updates ago."""
     sampler_noise: str | None = None
     """A known mismatch of the sampler, to try corrections on: bf16, or temperature=X."""
+    gate_every: int | None = None
+    """Compare the sampler's log-probs with the trainer's on the first two batches and every N-th, and stop above the
+    bound before training on them; 0: never (default: 20 with vllm, else 0)."""
+    gate_bound: float | None = None
+    """The largest difference that the gate lets pass (default: 1e-4 in float32 and float64, 0.23 in bfloat16)."""
     temperature: float = 1.0
     """Logits are divided by it, in sampling and in every log-prob."""
     top_p: float = 1.0
@@ -65,6 +79,19 @@ class EngineOptions(Options):
         """Where vLLM's server is."""
         return ServerOptions(self.engine_python, self.engine_url, self.engine_limit)
 
+    @property
+    def gate(self) -> int:
+        """Batches from one look of the parity gate to the next; 0: it never looks."""
+        return (GATE if self.engine == "vllm" else 0) if self.gate_every is None else self.gate_every
+
+    def _check_gate(self) -> None:
+        if self.gate_bound is not None and not 0 < self.gate_bound < float("inf"):
+            raise InputError(f"--gate-bound: {self.gate_bound} is not a number above 0")
+        if self.gate_bound is not None and not self.gate:
+            raise InputError(f"--gate-bound {self.gate_bound}: the gate never looks; give --gate-every N")
+        if self.gate and self.sampler_noise is not None:
+            raise InputError(f"--gate-every with --sampler-noise {self.sampler_noise}: that noise would stop the run")
+
     def _check_server(self) -> None:
         for option, given in (("--engine-python", self.engine_python), ("--engine-url", self.engine_url)):
             if given is not None and self.engine != "vllm":
@@ -89,5 +116,6 @@ class EngineOptions(Options):
         if not 0 < self.top_p <= 1:
             raise InputError(f"--top-p: {self.top_p} is not in (0, 1]")
         self._check_server()
+        self._check_gate()
         if self.sampling_tokens is not None and self.engine != "hf":
             raise InputError(f"--sampling-tokens bounds the embedded engine, not {self.engine}; leave it out")

@@ -13,6 +13,7 @@ from kenpo.fields import EXPERT, REPLAYED
 from kenpo.learner import critic as critics
 from kenpo.learner.critic import Critic, Rates
 from kenpo.learner.figures import Figures, Report
+from kenpo.learner.gate import Gate
 from kenpo.learner.learner import Learner
 from kenpo.learner.minibatches import minibatches
 from kenpo.learner.optimizer import learning_rate
@@ -38,6 +39,7 @@ class Updater:
         self.version = 0  # of the weights that the present batch meets
         self.passes, self.reference, self.critic = passes, reference, critic
         self.further: Callable[[], Part] | None = None
+        self.gate = Gate(config.gate, config.gate_bound, config.top_p) if config.gate else None
 
     def at(self, step: int) -> Any:
         """The algorithm in force at a step: some of its numbers may move along the run (`--schedule`)."""
@@ -83,6 +85,7 @@ class Updater:
         if not len(rollouts):
             return Report(rollouts, state, {"dropped_stale": [dropped, drawn]})
         prompts = prompt_keys(rollouts)
+        parity = self.gate.check(self.learner, rollouts, step, version) if self.gate else {}
         if self.learner.snapshot is not None:
             self.learner.snapshot.follow()
         rollouts = self.score(rollouts, prompts, seconds)
@@ -91,6 +94,7 @@ class Updater:
         prepared = kenpo.prepare(self.algorithm, rollouts, state)
         rates = self.rates(step)
         report = Report(rollouts, prepared.state, lr=rates.policy or 0.0, seconds=seconds)
+        report.extremes |= parity
         trained = (rollouts.mask & prepared.selected.unsqueeze(1)).sum(1)
         self.version = version
         if self.config.max_staleness is not None:
