@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-dev train test check format format-check lint types layering slow integration hosts mutants hostile docs clean
+.PHONY: help setup setup-dev train test check format format-check lint types layering slow integration engine hosts mutants hostile docs clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -50,6 +50,9 @@ slow: setup-dev  ## the long tests
 
 integration: setup-dev  ## tests with a real model from the package registry
 	@$(PY) -m pytest -m integration --timeout 3600 $(ARGS)
+
+engine: setup-dev  ## tests of --engine vllm on a real server, in an environment of its own under .peers/ (minutes)
+	@scripts/engine.sh $(ARGS)
 
 hosts:  ## Kenpo inside TRL and verl, each in an environment of its own under .peers/ (minutes)
 	@scripts/hosts.sh $(ARGS)
