@@ -1,7 +1,7 @@
 """What users' own files rest on, frozen: public names and signatures, every stage's numbers and defaults.
 
 A change breaks this test on purpose. If it is meant, write `signatures.json` anew (``python test_frozen_names.py``
-from tests/) and say it in CHANGELOG.md. The run folder's keys join them here when they have settled.
+from tests/) and say it in CHANGELOG.md. What a run's folder holds is frozen in trainer/test_frozen_folder.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import kenpo
 from kenpo import stages
+from kenpo.runs.checkpoint import TrainerState
+from kenpo.trainer.config import TrainConfig, to_dict
 
 FROZEN = Path(__file__).parent / "signatures.json"
 
@@ -57,7 +59,9 @@ def parts() -> dict[str, str]:
 
 def now() -> dict[str, dict[str, str]]:
     """Everything that is frozen, as of this source."""
-    return {"kenpo": public(), "stages": parts()}
+    options = {name: json.dumps(value) for name, value in sorted(to_dict(TrainConfig()).items())}
+    state = {field.name: "" for field in dataclasses.fields(TrainerState)}
+    return {"kenpo": public(), "stages": parts(), "config.json": options, "state.json": state}
 
 
 def changes(was: dict[str, str], is_: dict[str, str]) -> list[str]:
@@ -72,6 +76,14 @@ def test_public_names_and_signatures_are_as_frozen():
 
 def test_the_numbers_of_every_stage_are_as_frozen():
     assert changes(json.loads(FROZEN.read_text())["stages"], now()["stages"]) == []
+
+
+def test_the_options_and_their_defaults_are_as_frozen():
+    assert changes(json.loads(FROZEN.read_text())["config.json"], now()["config.json"]) == []
+
+
+def test_what_a_checkpoint_says_of_a_run_is_as_frozen():
+    assert changes(json.loads(FROZEN.read_text())["state.json"], now()["state.json"]) == []
 
 
 def test_a_change_would_be_seen():
