@@ -1,5 +1,7 @@
-"""What users' own programs read in a run's folder: names of files, and the keys in them. A change breaks this on purpose;
-if it is meant, say it in CHANGELOG.md and docs/guides/run-folder.md."""
+"""What users' own programs read in a run's folder: names of files, and the keys in them.
+
+A change breaks this on purpose; if it is meant, say it in CHANGELOG.md and docs/guides/run-folder.md.
+"""
 
 import json
 
@@ -11,7 +13,7 @@ CHECKPOINT = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_c
 SUMMARY = {"steps", "eval", "eval_figure", "seconds", "peak_rss_bytes", "tokens", "versions"}
 METRICS = {"step", "reward", "correct", "tokens", "time", "loss", "grad_norm", "lr", "entropy", "kl_sampler",
            "sampler_gap", "clip_high", "clip_low", "ratio", "groups_kept", "rounds", "truncated"}  # fmt: skip
-SAMPLES = {"step", "round", "status", "detail", "reward", "tokens", "kept", "completion", "prompt_id"}
+SAMPLES = {"step", "round", "status", "detail", "reward", "tokens", "kept", "completion", "answer", "parts"}
 
 
 def lines(path):
