@@ -8,7 +8,7 @@ The bundled task under `--recipe several-updates` (eight updates a batch), 16 st
 
 - `fresh`: samples of the weights of the moment;
 - `stale`: `--lag 4`, so that a batch is 32 updates old when it is taken up, and 39 at its last update;
-- `foreign`: `--sampler-noise temperature=1.3`: what sampled is not the policy, and nobody says so.
+- `foreign`: `--sampler-noise temperature=1.3`: what sampled is not the policy; its own log-probs are recorded.
 """
 
 from __future__ import annotations
