@@ -47,8 +47,9 @@ def batch_of(model, name, seed, fresh):
     fields = {
         n: torch.tensor(v, dtype=KINDS[ROLLOUT_FIELDS[n].kind])
         for n, v in case["rollouts"].items()
-        if n not in ("tokens", "topk_ids")
+        if n not in ("tokens", "topk_ids", "reward_parts")
     }
+    parts = {n: torch.tensor(v, dtype=torch.float64) for n, v in case["rollouts"].get("reward_parts", {}).items()}
     g = torch.Generator().manual_seed(seed)
     shape = fields["mask"].shape
     fields["tokens"] = torch.randint(3, 64, shape, generator=g)
@@ -58,7 +59,7 @@ def batch_of(model, name, seed, fresh):
     if "support_ids" in fields:  # a menu that holds the token, of the tokens after it and of a place left free
         menu = (fields["tokens"][..., None] + torch.arange(4)) % 64
         fields["support_ids"] = menu.masked_fill(torch.arange(4) == 3, -1)
-    rollouts = kenpo.Rollouts(**fields)
+    rollouts = kenpo.Rollouts(**fields, reward_parts=parts)
     want = frozenset({"topk_logp"}) if rollouts.topk_ids is not None else frozenset()
     with torch.no_grad():
         own = policy_terms(model, rollouts, temperature=0.9, want=want)
