@@ -58,12 +58,12 @@ def test_the_run_is_that_of_the_embedded_engine(rank, served, stub, tmp_path):
     assert stub.mixed == 0
 
 
-def test_weights_that_stay_behind_show_in_the_gap(served, stub, tmp_path):
+def test_weights_that_stay_behind_stop_the_run(served, stub, tmp_path):
     stub.stale = True
-    train(TrainConfig(**(served | {"out": str(tmp_path / "run"), "lr": 0.01})))
+    with pytest.raises(RunError, match="step 2: the sampler's log-probs differ from the trainer's"):
+        train(TrainConfig(**(served | {"out": str(tmp_path / "run"), "lr": 0.01})))
     gaps = [line["sampler_gap"] for line in lines(tmp_path / "run") if line["step"]]
-    assert gaps[0] < 1e-9
-    assert min(gaps[1:]) > 1e-3
+    assert gaps == [pytest.approx(0, abs=1e-9)]
 
 
 def test_a_server_that_dies_in_a_run_changes_nothing(served, stub, tmp_path):

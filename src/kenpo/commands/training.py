@@ -81,7 +81,7 @@ def run_training(argv: list[str], *, prog: str, description: str, **defaults: An
 def read_config(argv: list[str], prog: str = "kenpo train", description: str = _TRAIN, **defaults: Any) -> Any:
     """A TrainConfig from the command line: a recorded one (``--config``, ``--resume``) under the further options."""
     from kenpo.runs.folder import next_in_series
-    from kenpo.trainer.config import TrainConfig, load
+    from kenpo.trainer.config import TrainConfig, from_dict, load
     from kenpo.trainer.settle import recorded_config
 
     argv, resume = _resume(argv)
@@ -98,7 +98,7 @@ def read_config(argv: list[str], prog: str = "kenpo train", description: str = _
         if unfinished:
             base = recorded_config(path)
     recipe, argv = take(argv, "--recipe")
-    base = base.but(**options_of(recipe), resume=resume)
+    base = from_dict({**vars(base), **options_of(recipe), "resume": resume})  # options as given, of a recorded run too
     arguments = merge_repeats(argv, _LISTS)
     config = parse(TrainConfig, arguments, prog=prog, description=description, default=base, groups=TRAIN)
     if base.settings and config.settings is not base.settings:

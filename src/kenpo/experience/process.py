@@ -51,7 +51,7 @@ class Process:
         here = Path(__file__).parent
         control, self._control = os.pipe()
         self._reported, reports = os.pipe()
-        command = [sys.executable, "-P", str(here / "worker.py")]
+        command = [sys.executable, "-P", "-u", str(here / "worker.py")]  # -u: what a function prints is shown at once
         # one hash seed for all: some reasoning_gym generators iterate over sets, and a resumed run must make the same
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0", _MARK: self._mark}
         if sandbox:
